@@ -62,9 +62,9 @@ DELETE jobs FROM batches
 STRAIGHT_JOIN jobs FORCE INDEX (PRIMARY) ON jobs.incarnation = batches.incarnation AND jobs.batch = batches.number
 WHERE batches.batch = %s AND jobs.id = %s
 
--- name: finalize_batch
--- name -> a COMMITTED batch is FINALIZED, and forgets its ids
-UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
+-- name: finalize_batches
+-- names -> those that are COMMITTED are FINALIZED, and forget their ids
+UPDATE batches SET state = 2, ids = '' WHERE state = 1 AND batch IN %s
 
 -- name: select_due
 -- incarnation, priority, least ms, most ms, limit

@@ -450,10 +450,8 @@ FAULTS += [
     _of_archive(
         "a batch ends in Redis before MySQL has it",
         f"{ARCHIVE}/spill.py",
-        "            self._stage(settled, committed, self._commit, at_once=READ_AHEAD),\n"
-        "            self._stage(committed, ended, self._end, at_once=1),\n",
-        "            self._stage(settled, committed, self._end, at_once=1),\n"
-        "            self._stage(committed, ended, self._commit, at_once=READ_AHEAD),\n",
+        "        committed = await self._store(",
+        "        await self._end([batch for batch, _ in read])\n        committed = await self._store(",
         CLAUSES,
     ),
     _of_archive(
@@ -537,7 +535,7 @@ FAULTS += [
     _of_archive(
         "a job of an open restore is committed",
         f"{ARCHIVE}/batches.py",
-        "        _refuse_restored(sql, incarnation, {id_ for rows in batches.values() for id_ in rows.ids})\n",
+        "        _refuse_restored(sql, incarnation, {job.id for jobs in batches.values() for job in jobs})\n",
         "",
         CLAUSES,
     ),

@@ -17,7 +17,7 @@ import pytest
 from pinlater import Client, NewJob, QueueConfig
 from pinlater.archive import purge
 from pinlater.archive.archiver import Archiver, Selection
-from pinlater.archive.batches import commit, drop_rows, mark_finalized, rows_of
+from pinlater.archive.batches import commit, drop_rows, mark_finalized
 from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarnation_of
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
@@ -73,7 +73,7 @@ def run(flow: Flow[Any]) -> Any:
         return stop.value
 
 
-def counts_of(database: ArchiveDatabase, *tables: str) -> list[int]:
+def rows_of(database: ArchiveDatabase, *tables: str) -> list[int]:
     """How many rows each table has."""
 
     [counts] = database.transaction(lambda sql: sql.run_text(SIZES))
@@ -99,14 +99,14 @@ def test_nothing_begins_for_another_incarnation(
     archived(database, incarnation, 1)
     statement, words = CHANGES[change]
     database.transaction(lambda sql: sql.run(statement, (*words, incarnation.number)))
-    before = counts_of(database, "batches", "jobs", "restores")
+    before = rows_of(database, "batches", "jobs", "restores")
     for flow in (
-        commit(database, incarnation, {NAME: rows_of([job(2)])}),
+        commit(database, incarnation, {NAME: [job(2)]}),
         begin(database, incarnation, WANTED, 10),
     ):
         with pytest.raises(IncarnationEnded):
             run(flow)
-    assert counts_of(database, "batches", "jobs", "restores") == before
+    assert rows_of(database, "batches", "jobs", "restores") == before
 
 
 def test_a_job_of_an_open_restore_is_not_committed(database: ArchiveDatabase, incarnation: Incarnation) -> None:
@@ -114,16 +114,16 @@ def test_a_job_of_an_open_restore_is_not_committed(database: ArchiveDatabase, in
     archived(database, incarnation, 1, 2)
     run(begin(database, incarnation, WANTED, 10))
     with pytest.raises(ArchiveDuplicate):
-        run(commit(database, incarnation, {NAME: rows_of([job(3), job(2)])}))
-    assert counts_of(database, "batches", "jobs") == [1, 2]
-    run(commit(database, incarnation, {NAME: rows_of([job(3)])}))
+        run(commit(database, incarnation, {NAME: [job(3), job(2)]}))
+    assert rows_of(database, "batches", "jobs") == [1, 2]
+    run(commit(database, incarnation, {NAME: [job(3)]}))
 
 
 def test_a_batch_has_one_row(database: ArchiveDatabase, incarnation: Incarnation) -> None:
-    run(commit(database, incarnation, {NAME: rows_of([job(1)])}))
+    run(commit(database, incarnation, {NAME: [job(1)]}))
     with pytest.raises(ArchiveDuplicate):
-        run(commit(database, incarnation, {NAME: rows_of([job(2)])}))
-    assert counts_of(database, "batches", "jobs") == [1, 1]
+        run(commit(database, incarnation, {NAME: [job(2)]}))
+    assert rows_of(database, "batches", "jobs") == [1, 1]
 
 
 def test_nobody_begins_restores_while_others_are_open(database: ArchiveDatabase, incarnation: Incarnation) -> None:
@@ -131,7 +131,7 @@ def test_nobody_begins_restores_while_others_are_open(database: ArchiveDatabase,
     first = run(begin(database, incarnation, WANTED, 1))
     assert (first.jobs, [restore.ids for restore in first.restores]) == (1, [[1]])
     assert run(begin(database, incarnation, WANTED, 10)) == (first.restores, 0)
-    assert counts_of(database, "restores") == [1]
+    assert rows_of(database, "restores") == [1]
 
 
 def test_a_restore_names_its_highest_batch(database: ArchiveDatabase, incarnation: Incarnation) -> None:
@@ -144,10 +144,10 @@ def test_rows_of_a_finalized_batch_stay(database: ArchiveDatabase, incarnation: 
     """Its jobs may be on their way back: who found one in Redis saw the restored one."""
     name, _ = archived(database, incarnation, 1, 2)
     run(drop_rows(database, name, [1, 2]))
-    assert counts_of(database, "jobs") == [2]
+    assert rows_of(database, "jobs") == [2]
     name, _ = database.transaction(lambda sql: store_batch(sql, incarnation.number, [job_row(3)], COMMITTED))
     run(drop_rows(database, name, [3]))
-    assert counts_of(database, "jobs") == [2]
+    assert rows_of(database, "jobs") == [2]
 
 
 def test_an_ended_incarnation_leaves_nothing(
@@ -163,17 +163,17 @@ def test_an_ended_incarnation_leaves_nothing(
     archived(database, other, 1)
     run(begin(database, other, WANTED, 1))
     assert run(purge.purge(database)) == 0
-    assert counts_of(database, *TABLES) == [6, 2, 2, 2]  # FINALIZED ones are old
+    assert rows_of(database, *TABLES) == [6, 2, 2, 2]  # FINALIZED ones are old
     database.transaction(lambda sql: sql.run("end_incarnation", (incarnation.number,)))
     assert run(purge.purge(database)) == 5
-    assert counts_of(database, *TABLES) == [1, 0, 1, 1]
+    assert rows_of(database, *TABLES) == [1, 0, 1, 1]
 
 
 LOCKS: dict[str, tuple[str, Callable[[ArchiveDatabase, Incarnation, bytes], Flow[Any]]]] = {
     "a restore begins while a batch commits": ("check_shared", lambda at, of, _: begin(at, of, WANTED, 10)),
     "a batch commits while a restore begins": (
         "check_exclusive",
-        lambda at, of, _: commit(at, of, {NAME: rows_of([job(2)])}),
+        lambda at, of, _: commit(at, of, {NAME: [job(2)]}),
     ),
     "a batch ends while its rows are removed": ("lock_committed", lambda at, _, name: mark_finalized(at, [name])),
 }
@@ -222,7 +222,7 @@ def test_a_purge_waits_for_no_commit(
         database.transaction(stand_still)
     finally:
         other.close()
-    assert counts_of(database, "jobs", "batches") == [2, 1]
+    assert rows_of(database, "jobs", "batches") == [2, 1]
 
 
 # -- both stores
@@ -246,7 +246,7 @@ def fill(rig: Rig, count: int = 3) -> list[str]:
 
 
 def rows(rig: Rig, *tables: str) -> list[int]:
-    return counts_of(rig.database, *tables)
+    return rows_of(rig.database, *tables)
 
 
 def ended(rig: Rig, names: list[str]) -> None:

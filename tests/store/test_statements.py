@@ -142,8 +142,12 @@ def test_a_batch_has_one_row_and_ends_once(database: ArchiveDatabase) -> None:
         insert(names[0], 3)
     open_ = database.transaction(lambda sql: sql.run("select_committed", (incarnation,)))
     assert open_ == [(names[0], b"12345678"), (names[1], b"12345678")]
-    ended = database.transaction(lambda sql: sql.run_many("finalize_batch", [(names[0],), (names[2],)]))
-    assert ended == 1
+
+    def end(sql: Statements) -> int:
+        sql.run_in("finalize_batches", (), [names[0], names[2]])
+        return sql.changed
+
+    assert database.transaction(end) == 1
     states = database.transaction(lambda sql: [sql.run("select_batch", (name,)) for name in names])
     assert states == [[(FINALIZED,)], [(COMMITTED,)], [(3,)]]
     assert database.transaction(lambda sql: sql.run("select_batch", (bytes(16),))) == []

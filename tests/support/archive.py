@@ -66,7 +66,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_batch": (NAME,),
     "select_committed": (1,),
     "delete_of_batch": (NAME, 1),
-    "finalize_batch": (NAME,),
+    "finalize_batches": ([NAME],),
     "select_due": (1, 1, 0, 2**63 - 1, 10),
     "count_due": (1, 1, 2**63 - 1, 10),
     "select_jobs_by_id": (1, 9, [1, 2]),

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.archive.queries import query
 from pinlater.model.errors import ArchiveDuplicate, from_reply
-from pinlater.store.archive_driver import ArchiveDatabase, Literals, Statements, literals
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, Transaction, send
 from pinlater.store.keys import queue_key
 from pinlater.store.requests import read, write
@@ -113,30 +113,20 @@ def read_jobs(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[l
     return jobs
 
 
-class Rows(NamedTuple):
-    """The jobs of a batch as they are stored: their ids, and the values of their rows."""
-
-    ids: list[int]
-    values: list[Literals]
-
-
-def rows_of(jobs: Sequence[MovingJob]) -> Rows:
-    """The rows of jobs."""
-    return Rows([job.id for job in jobs], [literals(job.row()) for job in jobs])
-
-
-def commit(database: ArchiveDatabase, incarnation: Incarnation, batches: Mapping[bytes, Rows]) -> Flow[None]:
+def commit(
+    database: ArchiveDatabase, incarnation: Incarnation, batches: Mapping[bytes, Sequence[MovingJob]]
+) -> Flow[None]:
     """Stores the jobs of batches, by name, and a row for each batch: all or nothing. Raises ArchiveDuplicate if one has
     a row already, or if an open restore names one of the jobs. Raises IncarnationEnded if the queue was deleted.
     """
 
     def store(sql: Statements) -> None:
         check_current(sql, incarnation)
-        _refuse_restored(sql, incarnation, {id_ for rows in batches.values() for id_ in rows.ids})
-        rows: list[tuple[int, int, Literals]] = []
-        for name, (ids, values) in batches.items():
-            number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, ids)
-            rows += [(incarnation.number, number, each) for each in values]
+        _refuse_restored(sql, incarnation, {job.id for jobs in batches.values() for job in jobs})
+        rows: list[tuple[Any, ...]] = []
+        for name, jobs in batches.items():
+            number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, [job.id for job in jobs])
+            rows += [(incarnation.number, number, *job.row()) for job in jobs]
         sql.run_many("insert_jobs", rows)
 
     yield Transaction(database, store)
@@ -189,8 +179,8 @@ def drop_rows(database: ArchiveDatabase, name: bytes, ids: Sequence[int]) -> Flo
 
 def mark_finalized(database: ArchiveDatabase, names: Iterable[bytes]) -> Flow[None]:
     """Lets the jobs of COMMITTED batches come back. Their ends must be on the disk of Redis."""
-    rows = [(name,) for name in names]
-    yield Transaction(database, lambda sql: sql.run_many("finalize_batch", rows))
+    given = list(names)
+    yield Transaction(database, lambda sql: sql.run_in("finalize_batches", (), given))
 
 
 def abort(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[int]:

@@ -1,7 +1,8 @@
 """A spill: many batches of one queue shard leave Redis, several at a time.
 
-Five tasks work side by side: one withdraws batches, one waits for the disk of Redis, one stores batches in MySQL, one
-ends them, one waits for the disk again. A task that waits takes all that is there, so one wait serves many batches.
+Six tasks work side by side: one withdraws batches, one waits for the disk of Redis, one reads batches, one stores them
+in MySQL, one ends them, one waits for the disk again. A task that waits takes all that is there, so one wait serves
+many batches.
 
 Promises that a spill which fails or is cancelled leaves only batches that `recover` ends. Risks: up to OPEN_BATCHES
 batches cannot be claimed meanwhile.
@@ -14,12 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pinlater.archive.batches import Range, Rows, Withdrawn, commit, finalize, read_jobs, rows_of, withdraw
+from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
 from pinlater.archive.incarnations import Incarnation
+from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.pace import Pace
-from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import end_batches, until_finalized
 from pinlater.archive.run_together import run_together
 from pinlater.archive.settle import settle
@@ -30,13 +31,15 @@ from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 #: So many batches are withdrawn and not yet ended in Redis, at most.
 OPEN_BATCHES: Final = 256
 #: One wait for the disk serves so many batches at most.
 WAITING_BATCHES: Final = 500
-#: So many batches are stored before the next stage has them. Each group is read while the one before is stored.
-READ_AHEAD: Final = 16
+#: So many batches are read at most while others are stored.
+READ_AHEAD: Final = 8
 #: So many batches are stored in one transaction. A script must be short, as all others wait for it; a COMMIT waits for
 #: the disk, so it should have many rows.
 TOGETHER: Final = 4
@@ -71,31 +74,19 @@ class Spill:
 
     async def of(self, ranges: Iterable[Range]) -> int:
         """Withdraws from these ranges in their order. Returns how many jobs left."""
-        withdrawn, settled, committed, ended, marked = (_Batches() for _ in range(5))
+        withdrawn, settled, committed, ended, marked = (_Waiting[Withdrawn]() for _ in range(5))
+        read = _Waiting[_Read](READ_AHEAD)
         await run_together(
             self._withdraw(ranges, withdrawn),
-            self._stage(withdrawn, settled, self._settle),
-            self._stage(settled, committed, self._commit, at_once=READ_AHEAD),
-            self._stage(committed, ended, self._end, at_once=1),
-            self._stage(ended, marked, self._mark),
+            _stage(withdrawn, settled, self._settle),
+            _stage(settled, read, self._read, at_once=1),
+            _stage(read, committed, self._commit, at_once=TOGETHER),
+            _stage(committed, ended, self._end, at_once=1),
+            _stage(ended, marked, self._mark),
         )
         return self.moved
 
-    async def _stage(
-        self,
-        source: _Batches,
-        to: _Batches,
-        work: Callable[[list[Withdrawn]], Awaitable[list[Withdrawn]]],
-        at_once: int = WAITING_BATCHES,
-    ) -> None:
-        """Passes the batches that wait to `work`, at most so many at once, and what it returns to the next stage."""
-        while (first := await source.get()) is not None:
-            batches = [first, *source.waiting(at_once - 1)]
-            for batch in await work(batches):
-                to.put_nowait(batch)
-        to.put_nowait(None)
-
-    async def _withdraw(self, ranges: Iterable[Range], to: _Batches) -> None:
+    async def _withdraw(self, ranges: Iterable[Range], to: _Waiting[Withdrawn]) -> None:
         left = self.limit
         for chosen in ranges:
             more = True
@@ -117,33 +108,32 @@ class Spill:
             self._room.release()
         return [batch for batch, settled in zip(batches, done, strict=True) if settled]
 
-    async def _commit(self, batches: list[Withdrawn]) -> list[Withdrawn]:
-        groups = [batches[first : first + TOGETHER] for first in range(0, len(batches), TOGETHER)]
-        committed: set[bytes] = set()
+    async def _read(self, batches: list[Withdrawn]) -> list[_Read]:
+        found: list[_Read] = []
+        for batch in batches:
+            jobs = await self.run(partial(read_jobs, self.queue_shard, batch.name))
+            if jobs is not None:
+                found.append(_Read(batch, jobs))
+            else:  # another archiver took it for abandoned
+                self._room.release()
+        return found
 
-        async def read(group: list[Withdrawn]) -> dict[bytes, Rows]:
-            """Without the batches that another archiver took for abandoned."""
-            found = [(each.name, await self.run(partial(read_jobs, self.queue_shard, each.name))) for each in group]
-            return {name: rows_of(jobs) for name, jobs in found if jobs is not None}
-
-        async def store(_: list[Withdrawn], found: dict[bytes, Rows]) -> None:
-            began_s = time.monotonic()
-            committed.update(await self._store(found))
-            await self._rest(time.monotonic() - began_s)
-
-        await read_ahead(groups, read, store)
-        for _ in range(len(batches) - len(committed)):
+    async def _commit(self, read: list[_Read]) -> list[Withdrawn]:
+        """Those that are COMMITTED now. The others have ended."""
+        began_s = time.monotonic()
+        committed = await self._store({batch.name: jobs for batch, jobs in read})
+        for _ in range(len(read) - len(committed)):
             self._room.release()
-        return [batch for batch in batches if batch.name in committed]
+        await self._rest(time.monotonic() - began_s)
+        return [batch for batch, _ in read if batch.name in committed]
 
-    async def _store(self, batches: dict[bytes, Rows]) -> set[bytes]:
-        """Stores batches in one transaction. Returns the names of those that are COMMITTED; the others have ended."""
+    async def _store(self, batches: dict[bytes, list[MovingJob]]) -> set[bytes]:
+        """Stores batches in one transaction. Returns the names of those that are COMMITTED now."""
         try:
-            if batches:
-                await self.run(lambda _: commit(self.database, self.incarnation, batches))
+            await self.run(lambda _: commit(self.database, self.incarnation, batches))
         except (ArchiveDuplicate, ArchiveOutcomeUnknown):
             if len(batches) > 1:  # one of them has a row already; the others may be stored
-                return {name for each, rows in batches.items() for name in await self._store({each: rows})}
+                return {name for each, jobs in batches.items() for name in await self._store({each: jobs})}
             await self.run(
                 lambda end: end_batches(self.queue_shard, self.database, self.incarnation, list(batches), end)
             )
@@ -172,16 +162,34 @@ class Spill:
         return []
 
 
-class _Batches(asyncio.Queue[Withdrawn | None]):
-    """Batches that wait for the next stage; behind the last one comes None."""
+class _Read(NamedTuple):
+    batch: Withdrawn
+    jobs: list[MovingJob]
 
-    def waiting(self, most: int) -> list[Withdrawn]:
+
+class _Waiting(asyncio.Queue[Item | None]):
+    """What waits for the next stage. Behind the last item comes None."""
+
+    def take(self, most: int) -> list[Item]:
         """Takes up to `most` of those that are there."""
-        batches: list[Withdrawn] = []
-        while len(batches) < most and not self.empty():
-            batch = self.get_nowait()
-            if batch is None:
+        items: list[Item] = []
+        while len(items) < most and not self.empty():
+            item = self.get_nowait()
+            if item is None:
                 self.put_nowait(None)
                 break
-            batches.append(batch)
-        return batches
+            items.append(item)
+        return items
+
+
+async def _stage(
+    source: _Waiting[Item],
+    to: _Waiting[Found],
+    work: Callable[[list[Item]], Awaitable[list[Found]]],
+    at_once: int = WAITING_BATCHES,
+) -> None:
+    """Passes what waits to `work`, at most so many at once, and what it returns to the next stage."""
+    while (first := await source.get()) is not None:
+        for found in await work([first, *source.take(at_once - 1)]):
+            await to.put(found)
+    await to.put(None)

@@ -28,7 +28,7 @@ from pinlater.store.archive_url import ArchiveUrl, Tls
 from pinlater.store.statements import Statement, load_statements
 
 T = TypeVar("T")
-Value: TypeAlias = "int | bytes | Literals | None"
+Value: TypeAlias = int | bytes | None
 Row: TypeAlias = tuple[Any, ...]
 
 #: A transaction that meets conflicts is run so often.
@@ -170,7 +170,7 @@ class Statements:
         self.changed = 0
         self.failed: ArchiveError | None = None
 
-    def run(self, name: str, params: Sequence[Value | Sequence[int]] = ()) -> list[Row]:
+    def run(self, name: str, params: Sequence[Value | Sequence[Value]] = ()) -> list[Row]:
         """Runs a statement. Returns its rows. Raises ArchiveError."""
         statement = load_statements()[name]
         return self._execute(statement.sql % tuple(map(_literal, params)), statement.writes)
@@ -180,10 +180,8 @@ class Statements:
         database it changed.
         """
         statement = load_statements()[name]
-        if statement.row:
-            texts = self._inserts(statement, rows)
-        else:
-            texts = (statement.sql % tuple(map(_literal, row)) for row in rows)
+        filled = (tuple(map(_literal, row)) for row in rows)
+        texts = self._inserts(statement, filled) if statement.row else (statement.sql % row for row in filled)
         total = 0
         for text in texts:
             self._execute(text, statement.writes)
@@ -191,7 +189,7 @@ class Statements:
         self.changed = total
         return total
 
-    def run_in(self, name: str, params: Sequence[Value], ids: Sequence[int]) -> list[Row]:
+    def run_in(self, name: str, params: Sequence[Value], ids: Sequence[Value]) -> list[Row]:
         """Runs a statement whose last parameter is an `IN` list, for so many ids at a time as are good for it.
         Returns its rows; of no ids none.
         """
@@ -217,14 +215,14 @@ class Statements:
         if self.failed is not None:
             raise self.failed
 
-    def _inserts(self, statement: Statement, rows: Iterable[Sequence[Value]]) -> Iterator[str]:
+    def _inserts(self, statement: Statement, rows: Iterable[Row]) -> Iterator[str]:
         """INSERT statements of many rows each."""
         head = statement.sql.removesuffix(statement.row)
         limit = min(STATEMENT_BYTES, self._connection.packet_bytes)
         values: list[str] = []
         size = len(head)
         for row in rows:
-            value = f"({literals(row)})"
+            value = statement.row % row
             if values and size + len(value) + 1 > limit:
                 yield head + ",".join(values)
                 values, size = [], len(head)
@@ -340,18 +338,7 @@ class _Connection:
             self._connection.close()
 
 
-class Literals(str):
-    """Values of one row as they stand in a statement. Only `literals` makes it."""
-
-    __slots__ = ()
-
-
-def literals(values: Iterable[Value]) -> Literals:
-    """Several values of a row. Made before a transaction, they cost it no time."""
-    return Literals(",".join(map(_literal, values)))
-
-
-def _literal(value: Value | Sequence[int]) -> str:
+def _literal(value: Value | Sequence[Value]) -> str:
     """A value as it stands in a statement. No text of a caller stands there as it is."""
     if value is None:
         return "NULL"
@@ -359,8 +346,6 @@ def _literal(value: Value | Sequence[int]) -> str:
         return str(int(value))
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
-    if isinstance(value, Literals):
-        return value
     return f"({','.join(map(_literal, value))})"
 
 
