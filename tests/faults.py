@@ -100,8 +100,8 @@ FAULTS = [
     Fault(
         "store: a batch that was aborted becomes final",
         "mysql_archive/statements.sql",
-        "SET state = 2, ids = '' WHERE batch = %s AND state = 1",
-        "SET state = 2, ids = '' WHERE batch = %s",
+        "SET state = 2, ids = '' WHERE state = 1 AND batch IN %s",
+        "SET state = 2, ids = '' WHERE batch IN %s",
         "tests/store/test_statements.py",
     ),
     Fault(
