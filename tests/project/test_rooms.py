@@ -74,6 +74,12 @@ def test_the_rooms_are_what_stands_at_the_root() -> None:
     assert len(ROOMS) <= MAX_ROOMS
 
 
+def test_the_page_shows_each_room_in_its_place() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "internals.md").read_text("utf-8")
+    picture = page.partition("\n## Rooms\n")[2].split("```")[1]
+    assert [line.split()[0] for line in picture.strip().splitlines()] == ROOMS[::-1]
+
+
 def test_a_room_imports_only_rooms_below_it() -> None:
     upward = [
         f"{module} imports {found}"
