@@ -206,7 +206,7 @@ def test_a_wrong_queue_is_refused_where_it_is_named(wrong: dict[str, Any]) -> No
     [
         ({"spill_above": "5X"}, "spill_above: expected a number such as 5M, 500k or 1000, got '5X'"),
         ({"spill_above": -1}, "spill_above: expected an integer from 0 to"),
-        ({"spill_above": 5, "restore_below": "5k"}, "restore_below: expected an integer from 0 to 5, got 5000"),
+        ({"spill_above": 5, "restore_below": "5k"}, r"restore_below: expected at most spill_above \(5\), got 5,000"),
         ({"refuse_above": 1.5}, "refuse_above: expected an integer from 1 to"),
         ({"refuse_above": "5M", "spill_above": "5M"}, r"refuse_above: expected more than spill_above \(5,000,000\)"),
         ({"horizon": "1 week"}, "horizon: expected a time such as 30s, 5m, 2h or 1d, or seconds, got '1 week'"),

@@ -175,18 +175,18 @@ class AppClients:
             raise InvalidArgument(
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
-        client = self._sync
-        if client is None:
-            client = self.sync()
+        client = self.sync()
         return client if timeout_s is None else client.within(timeout_s)
 
     def sync(self) -> Client:
         """The blocking client."""
-        if self._sync is None:
+        client = self._sync
+        if client is None:
             with self._lock:
-                if self._sync is None:
-                    self._sync = self._new_sync()
-        return self._sync
+                client = self._sync
+                if client is None:
+                    client = self._sync = self._new_sync()
+        return client  # not self._sync: another thread may have closed it by now
 
     def of_loop(self, timeout_s: float | None = None) -> AsyncClient:
         """The client of the running loop. timeout_s: see blocking."""
