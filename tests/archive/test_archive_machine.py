@@ -27,7 +27,7 @@ from tests.archive.world import World, small_batches, world
 __all__ = ["small_batches", "world"]
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
-FEW, MANY = 10, 25
+FEW, MANY = 8, 16
 STEPS = 40
 PICKS = st.integers(0, 1_000)
 SPILLERS, RESTORERS = (0, 1), (2,)

@@ -36,7 +36,7 @@ __all__ = ["small_batches", "world"]
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 #: A fault comes at every so many steps, from another first step in each test. A campaign has all steps.
-STRIDE, DEAR_STRIDE = (1, 1) if CAMPAIGN else (12, 24)
+STRIDE, DEAR_STRIDE = (1, 1) if CAMPAIGN else (24, 48)
 #: A server that is away is away for longer.
 TIMEOUT_S = 1.0
 #: Every scenario has more steps than this.

@@ -116,7 +116,7 @@ def is_tidy(world: World) -> bool:
 MANY_ORDERS = pytest.mark.thorough("orders")
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 #: So many of the thousands of orders of a long race; None: all.
-SAMPLE = None if CAMPAIGN else 300
+SAMPLE = None if CAMPAIGN else 150
 
 
 def short(*values: Any, id: str) -> Any:

@@ -33,12 +33,12 @@ from tests.support.servers import Server
 FEW = 20  # examples of each day
 #: Thoroughly, by server kind and shards.
 EXAMPLES = {
-    ("valkey", 1): 60,
-    ("valkey", 2): 30,
-    ("redis", 1): 40,
-    ("redis", 2): 20,
-    ("memory", 1): 10,
-    ("memory", 2): 10,
+    ("valkey", 1): 30,
+    ("valkey", 2): 15,
+    ("redis", 1): 20,
+    ("redis", 2): 10,
+    ("memory", 1): 5,
+    ("memory", 2): 5,
 }
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 FAR_MS = (1 << 44) - 1

@@ -128,7 +128,7 @@ def test_a_round_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
 @pytest.mark.thorough("minutes")
 @pytest.mark.timeout(600)
 def test_rounds_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
-    chaos(fresh_server, tmp_path, JOBS, 60.0 if CAMPAIGN else 20.0)
+    chaos(fresh_server, tmp_path, JOBS, 60.0 if CAMPAIGN else 12.0)
 
 
 def test_overlaps_are_found() -> None:

@@ -589,4 +589,4 @@ def test_a_finding_says_what_happened(runs: Callable[..., AppRuns]) -> None:
 @pytest.mark.thorough("minutes")
 @pytest.mark.timeout(7200)
 def test_a_storm(fresh_server: FreshServer, make_pair: MakePair, runs: Callable[..., AppRuns]) -> None:
-    storm(fresh_server, make_pair, runs, 1800.0 if CAMPAIGN else 30.0)
+    storm(fresh_server, make_pair, runs, 1800.0 if CAMPAIGN else 20.0)
