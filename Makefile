@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo demo-archive check test test-all bench bench-instructions bench-stalls faults campaign clean setup wheel
+.PHONY: demo demo-archive check test test-all bench bench-instructions bench-stalls load faults campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -17,6 +17,7 @@ help:
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make bench-instructions  what a job costs in instructions, by valgrind' \
   'make bench-stalls  how long each call of a script holds the server (minutes)' \
+	  'make load      200 users for 60 s on a Thrift service, by locust: USERS=200 T=60; checks that each job ran once' \
 	  'make campaign  the long versions of the tests' \
 	  'make faults    deliberate faults, each of which the daily tests must notice' \
 	  'make wheel     a wheel in dist/ for Linux distributions from 2014 on'
@@ -42,6 +43,10 @@ $(VENV)/.wheel-tools: $(VENV)/.tools
 	$(BIN)/python -m pip install --quiet --group wheel
 	@touch $@
 
+$(VENV)/.load-tools: $(VENV)/.tools
+	$(BIN)/python -m pip install --quiet --group load
+	@touch $@
+
 # The extension and the package, editable; again when Rust, Lua or the metadata change.
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras demo
@@ -60,11 +65,18 @@ demo: setup
 demo-archive: setup
 	$(BIN)/python -m pinlater.cli.demo.archive
 
+# Side by side: mypy takes one core for as long as Clippy takes the other.
 check: setup
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types clippy
+
+.PHONY: lint types
+lint:
 	$(BIN)/ruff check python tests benches examples
-	$(BIN)/mypy
 	cargo fmt --check
-	@$(MAKE) --no-print-directory clippy
+	cargo fmt --check --manifest-path rust/fuzz/Cargo.toml
+
+types:
+	$(BIN)/mypy
 
 # In a target folder of its own: maturin sets variables for pyo3's build, and Cargo compiles pyo3 anew when they change.
 .PHONY: clippy
@@ -82,7 +94,7 @@ test: $(if $(T),setup,check)
 	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
 
 test-all: check
-	$(PYTEST) $(TOGETHER) -m '' --durations=25 $(T)
+	$(PYTEST) $(TOGETHER) -m 'not campaign' --durations=25 $(T)
 
 bench: setup
 	$(BIN)/python benches/native.py
@@ -99,6 +111,13 @@ bench-instructions: setup
 # A quiet machine; --sizes and --only of benches/stalls.py run a part.
 bench-stalls: setup
 	$(BIN)/python benches/stalls.py
+
+# Without HOST=thrift://HOST:PORT or HOST=redis://HOST:PORT it starts a private server; KIND=direct: no Thrift. SHAPE=ramp,
+# spike, sustained or backlog. PROCESSES=2: locust's workers. The report is in build/load.
+load: setup
+	@$(IN_TURN) $(VENV)/.load-tools
+	$(BIN)/python benches/load/run.py $(if $(USERS),--users $(USERS)) $(if $(T),--seconds $(T)) $(if $(KIND),--kind $(KIND)) \
+	  $(if $(SHAPE),--shape $(SHAPE)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(HOST),--host $(HOST))
 
 # The daily tests must fail for each of some deliberate faults. T=archive: those whose names begin so.
 faults: setup
@@ -119,4 +138,4 @@ build-wheel: $(VENV)/.wheel-tools
 	$(BIN)/auditwheel show dist/pinlater-*.whl
 
 clean:
-	rm -rf $(VENV) target dist demo-output
+	rm -rf $(VENV) target dist build demo-output

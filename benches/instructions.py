@@ -62,7 +62,7 @@ def count_server(kind: Kind, tree: Path) -> Counts:
     """The server's instructions a job, by script and batch size."""
     with (
         TemporaryDirectory(prefix="pinlater-bench-") as folder,
-        Server(kind, Path(folder), config=QUIET, under=_callgrind(folder)) as server,
+        Server(kind, Path(folder), config=QUIET, under=callgrind(folder)) as server,
     ):
         found: Counts = {}
         for role in SERVER_ROLES:
@@ -76,7 +76,7 @@ def count_client(role: str, tree: Path) -> Counts:
     with (
         TemporaryDirectory(prefix="pinlater-bench-") as folder,
         Server("valkey", Path(folder), config=QUIET) as server,
-        _child(tree, role, server.url, under=_callgrind(folder)) as child,
+        _child(tree, role, server.url, under=callgrind(folder)) as child,
     ):
         return _measure(child, child.pid, Path(folder))
 
@@ -90,7 +90,7 @@ def print_table(counts: Counts, before: Counts) -> None:
         print(f"{name:<{width}}  {change}")
 
 
-def _callgrind(folder: str) -> list[str]:
+def callgrind(folder: str) -> list[str]:
     options = ["--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
     return ["valgrind", "--quiet", *options]
 
@@ -121,11 +121,11 @@ def _measure(child: subprocess.Popen[str], pid: int, folder: Path) -> Counts:
     for line in child.stdout:
         word, *rest = line.split("\t")
         if word.strip() == "end":
-            count = _stop_counting(pid, folder) / int(jobs)
+            count = stop_counting(pid, folder) / int(jobs)
             found[name] = min(count, found.get(name, count))
         elif word == "begin":
             name, jobs = rest
-            _control(pid, "zero", "instrumentation on")
+            control(pid, "zero", "instrumentation on")
         child.stdin.write("go\n")
         child.stdin.flush()
     if child.wait():
@@ -133,8 +133,8 @@ def _measure(child: subprocess.Popen[str], pid: int, folder: Path) -> Counts:
     return found
 
 
-def _stop_counting(pid: int, folder: Path) -> int:
-    _control(pid, "instrumentation off", "dump")
+def stop_counting(pid: int, folder: Path) -> int:
+    control(pid, "instrumentation off", "dump")
     newest = max(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:]))
     lines = newest.read_text().splitlines()
     total = int(next(line for line in lines if line.startswith("totals: ")).split()[1])
@@ -156,7 +156,7 @@ def _inclusive(lines: Iterable[str], function: str) -> int:
     return cost
 
 
-def _control(pid: int, *commands: str) -> None:
+def control(pid: int, *commands: str) -> None:
     """Sends commands to callgrind in a process."""
     words = [word for command in commands for word in ("-c", *command.split())]
     subprocess.run(["vgdb", f"--pid={pid}", *words], check=True, capture_output=True)

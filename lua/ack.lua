@@ -1,10 +1,11 @@
 -- ack: ends running jobs: succeeded ones are removed (or kept), failed ones run again later or are failed for good.
 -- KIND   write
--- NEEDS  base lane check_queue decorated simple_ack call_in_chunks late_clock new_ids notify admit lease leave_lease holds status suspect
+-- NEEDS  base lane check_queue decorated simple_ack call_in_chunks late_clock new_ids notify admit lease leave_lease named_sources holds status suspect
 -- KEYS   meta jobs extras leases lease_jobs running* | waiters tombstones ready* scheduled* failed* succeeded*
 -- ARGV   lane sequence version more groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
--- more: '' as most often; or u8 options (1 = leave a tombstone for each job that ends), u16 length, source, statuses.
+-- more: '' as most often; or u8 options (1 = leave a tombstone for each job that ends, 2 = jobs without a token may be of any source),
+-- u16 length, sources (u8 length, bytes), statuses.
 
 if replay then return stored end
 

@@ -1,6 +1,6 @@
 -- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status suspect
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease one_source holds status suspect
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  u16 how many of the items this call came to, refused: u16 positions (from 0) of jobs among them that the caller does not hold

@@ -9,10 +9,7 @@
 local running, home = 0, is_home(config) and 1 or 0
 for priority = 1, priorities do running = running + call('HLEN', KEYS[running0 + priority]) end
 local tokens = home == 1 and refill(config) and floor(units / per_ms) or 0
-local pause = flags % 32 >= FLAG_PAUSE and call('HGET', key_meta, 'pause') or string.rep('\0', 12)
-local begin_ms, end_ms = unp('>I6I6', pause)
--- after the clock went back it begins again, as long as before (lib/read_pause)
-if begin_ms > now then begin_ms, end_ms = now, now + end_ms - begin_ms end
+-- HERE pause_times
 if end_ms <= now then begin_ms, end_ms = 0, 0 end
 local head = pack('>BI6I4I4I4', home, tokens, granted + granted_before, call('ZCARD', key_grantees), running)
 return { nonce, h, head .. pack('>I6I6I6', begin_ms, end_ms, now) .. sub(pause, 13) }

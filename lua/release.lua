@@ -1,6 +1,6 @@
 -- release: releases jobs that were not started. Attempts, crashes and score stay as they were.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score leave_lease holds
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score leave_lease one_source holds
 -- KEYS   meta waiters leases lease_jobs ready* running*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold

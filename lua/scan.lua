@@ -1,28 +1,29 @@
 -- scan: one page of the jobs of a state and priority, latest time first.
 -- KIND   read
--- NEEDS  base check_read clock lease before created_ms suspect job_info
+-- NEEDS  base check_read clock lease before rank_of position created_ms suspect job_info
 -- KEYS   meta jobs extras lease_jobs ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   nonce version state priority future cursor limit with_bodies budget
--- REPLY  next cursor ('' = the end), job info…
--- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
--- order, page sizes vary, and a job may come twice (HSCAN): the caller drops what it has seen.
+-- REPLY  next cursor ('' = the end), sixteenths of a ms in the score of each job (a byte; none of running jobs), job info…
+-- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first; else the page begins below that
+-- position, which need not be a job. Running jobs come in no order, and a job may come twice (HSCAN): the caller drops what it has seen.
 -- budget: bytes of records and statuses, which are read without bodies too; one job is always given.
 
 local most, at, bodies = tonumber(limit), tonumber(priority), with_bodies == '1'
 if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
 if most < 1 or at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no such limit or priority') end
 
-local reply, bytes, budget_bytes = { nonce, h, '' }, 0, tonumber(budget)
+local reply, bytes, budget_bytes, given, sixteenths = { nonce, h, '', '' }, 0, tonumber(budget), 0, {}
 
 -- false: the page is full
 local function give(kind, id, value)
-  if bytes >= budget_bytes then return false end
+  if bytes >= budget_bytes or given == most then return false end
   local record = call('HGET', key_jobs, id)
   if not record then return true end
   local more = call('HGET', key_extras, id)
   local size = #record + (more and #more or 0)
   if bytes > 0 and bytes + size > budget_bytes then return false end
-  bytes = bytes + size
+  bytes, given = bytes + size, given + 1
+  sixteenths[given] = kind == RUNNING and '' or string.char(value % 1 * 16)
   reply[#reply + 1] = info(kind, at, id, record, more, value, bodies)
   return true
 end
@@ -49,23 +50,8 @@ if state == '1' then
   return reply
 end
 
-local function earlier(score, id, other_score, other_id)
-  return score < other_score or (score == other_score and before(id, other_id))
-end
-
--- How many members stand before (score, id): binary search by rank, as the member itself may have been removed.
-local function rank_of(key, score, id)
-  local low, high = 0, call('ZCARD', key)
-  while low < high do
-    local middle = floor((low + high) / 2)
-    local member = call('ZRANGE', key, middle, middle, 'WITHSCORES')
-    if earlier(tonumber(member[2]), member[1], score, id) then low = middle + 1 else high = middle end
-  end
-  return low
-end
-
 local from_score, from_id
-if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
+if cursor ~= '' then from_score, from_id = position_at(cursor) end
 
 -- A decorated member of ready counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
@@ -91,7 +77,7 @@ else
 end
 
 -- Which page has the latest job of those that are still to be given; nil: all were given. next_of: the first such job of each page.
-local next_of, given = { 1, 1, 1 }, 0
+local next_of, looked = { 1, 1, 1 }, 0
 local function latest_page()
   local latest, of
   for i, page in ipairs(pages) do
@@ -102,10 +88,11 @@ local function latest_page()
 end
 
 local of, job = latest_page()
-while given < most and of and give(kind, job[2], job[1]) do
-  reply[3] = job[2] .. string.format('%.4f', job[1]) -- with sixteenths: lib/original_score
-  given, next_of[of] = given + 1, next_of[of] + 1
+while looked < most and of and give(kind, job[2], job[1]) do
+  reply[3] = position_of(job[1], job[2])
+  looked, next_of[of] = looked + 1, next_of[of] + 1
   of, job = latest_page()
 end
-if not of and given < most then reply[3] = '' end
+if not of and looked < most then reply[3] = '' end
+reply[4] = concat(sixteenths)
 return reply

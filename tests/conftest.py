@@ -1,14 +1,15 @@
 """Fixtures every test file shares: running servers, and the promise that no process outlives the session.
 
 Promises: `server` is empty at the start of a test; servers of `fresh_server` are stopped after it; a session
-that leaves a process behind, detached ones included, fails. What is marked `thorough` waits for `make test-all`
-(pyproject.toml deselects it), and the last line of a session counts it.
+that leaves a process behind, detached ones included, fails. What is marked `thorough` waits for `make test-all`, what
+is marked `campaign` for `make campaign`, and the last lines of a session count them.
 Risks: `server` is shared by the session: a test that changes its configuration or ends it takes a fresh one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -29,21 +30,40 @@ from tests.support.servers import KINDS, Server, is_alive, wait_until
 FreshServer = Callable[..., Server]
 
 STORE_PARAMETERS = ("server", "server_kind", "kind", "timed", "clocked", "frozen")  # that name a kind of store
-LEFT_OUT = pytest.StashKey[int]()  # how many thorough tests this session did not run
+ROWS = {"thorough": "make test-all", "campaign": "make campaign"}  # marks of tests, and what runs them
+LEFT_OUT = pytest.StashKey[dict[str, int]]()  # how many tests of each mark this session did not run
+SHOWN = pytest.StashKey[set[tuple[str, str]]]()  # test functions and the stores on which one of their cases runs
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
 
 # inputs are made slowly where other tests run beside
-settings.register_profile("beside", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("beside", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # whoever asks only whether a test fails needs no smallest example
 settings.register_profile(
-    "first-failure", suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.generate]
+    "first-failure",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("beside")
 
 # Processes that tests start write no bytecode: a test may write a module twice within a second, which bytecode misses.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _variables_end_with_the_test() -> Iterator[None]:
+    """A command sets the variables of PinLater for its processes; the next test must not see them."""
+    before = _variables()
+    yield
+    for name in _variables().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("PINLATER_")}
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +85,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Every test runs on Valkey; on the other stores daily only where tests/support/memory.py says so."""
-    module = item.path.stem
-    if module not in DAILY_ON_EVERY_STORE and _store(item) in ("redis", "memory"):
-        item.add_marker(pytest.mark.thorough("stores"))
+    """Every test runs on Valkey; on the other stores daily only where tests/support/memory.py says so. Elsewhere the
+    first case of each test function does so thoroughly, and the other cases in a campaign.
+    """
+    store = _store(item)
+    if item.path.stem not in DAILY_ON_EVERY_STORE and store in ("redis", "memory"):
+        shown, case = item.config.stash.setdefault(SHOWN, set()), (item.nodeid.partition("[")[0], store)
+        item.add_marker(pytest.mark.campaign("stores") if case in shown else pytest.mark.thorough("stores"))
+        shown.add(case)
 
 
 def _store(item: pytest.Item) -> str:
@@ -79,14 +103,19 @@ def _store(item: pytest.Item) -> str:
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     config = items[0].config
-    config.stash[LEFT_OUT] = sum(item.get_closest_marker("thorough") is not None for item in items)
+    config.stash[LEFT_OUT] = {row: sum(_waits_for(item) == row for item in items) for row in ROWS}
     if hasattr(config, "workeroutput"):  # a process of xdist: the one that started it writes the last line
         config.workeroutput["left_out"] = config.stash[LEFT_OUT]
 
 
+def _waits_for(item: pytest.Item) -> str:
+    """The last of the marks of ROWS that it has."""
+    return next((row for row in reversed(ROWS) if item.get_closest_marker(row)), "")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 @pytest.fixture
@@ -167,6 +196,12 @@ def fresh_mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         server.stop()
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay to the end, so the garbage collector need not visit them each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionstart() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that detached processes are found at the end
 
@@ -174,9 +209,9 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: its line comes after the list of skipped tests
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
     yield
-    left_out = config.stash.get(LEFT_OUT, 0)
-    if left_out and config.option.markexpr:
-        terminalreporter.write_line(f"thorough tests left out: {left_out} (make test-all runs them)")
+    for row, count in config.stash.get(LEFT_OUT, {}).items():
+        if count and config.option.markexpr:
+            terminalreporter.write_line(f"{row} tests left out: {count} ({ROWS[row]} runs them)")
     if line := closing_line(terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
 

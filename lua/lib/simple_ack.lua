@@ -1,20 +1,22 @@
 -- The common ack: groups of successes of which nothing is kept. It makes no function, as each costs 0.2 to 0.5 µs a call. All groups are checked
 -- before anything is written. Groups that are not common are left in `plan` for the rest of ack.
 -- reads: config earliest flags groups h_high h_low ids0 lane largest more priorities replay sequence waiting
--- sets:  FAILED SUCCEEDED argv count counts_places h_high h_low keep options plan refused source statuses tombstones
+-- sets:  FAILED SUCCEEDED argv count counts_places h_high h_low keep options plan refused sources statuses tombstones
 if not replay and (flags < CLAIMS_FLAGS or flags == FLAG_REFUSE_ABOVE) and #ARGV == ids0 + 1 and #groups == 14 and more == ''
   and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
   -- HERE ack_one
 end
 local SUCCEEDED, FAILED = 0, 1
-local options, source, statuses = 0, '', ''
+local options, sources, statuses = 0, '', ''
 if more ~= '' then
-  local length = 0
+  local length, last = 0, 1
   if #more > 2 then options, length = unp('>BI2', more) end
-  if #more < 3 + length then return redis.error_reply('BAD_REQUEST options and source are cut off') end
-  source, statuses = sub(more, 4, 3 + length), sub(more, 4 + length)
+  if #more < 3 + length then return redis.error_reply('BAD_REQUEST options and sources are cut off') end
+  sources, statuses = sub(more, 4, 3 + length), sub(more, 4 + length)
+  while last <= length do last = last + 1 + byte(sources, last) end
+  if last ~= length + 1 then return redis.error_reply('BAD_REQUEST a source is cut off') end
 end
-local argv, keep, tombstones, count = ARGV, 0, options == 1, #ARGV - ids0
+local argv, keep, tombstones, count = ARGV, 0, options % 2 == 1, #ARGV - ids0
 -- Groups that are still to be ended: priority, kind, n, base (ids before its own), runs and delays (where they begin). nil: none
 local plan, refused
 

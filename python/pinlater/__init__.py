@@ -17,15 +17,20 @@ from pinlater.model.errors import (
     ArchiveRefused,
     ArchiveUnavailable,
     BodyUnreadable,
+    CallTimeout,
     ClaimLost,
     ClientClosed,
     ConfigConflict,
+    DequeueOnly,
+    DequeueRefused,
     EmbeddedServerError,
     EnqueueRefused,
     FormatUnsupported,
     InvalidArgument,
     JobUnknown,
+    NoHealthyShards,
     NotAtHome,
+    NotOnThrift,
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
@@ -42,19 +47,23 @@ from pinlater.model.errors import (
     ServerReplyError,
     ServerTooOld,
     ServerUnavailable,
+    ShardUnhealthy,
     TaskFailed,
+    UnknownHome,
 )
 from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.model.queue_options import Queue
 from pinlater.model.registry import register as _register
 from pinlater.operations.limits import QueueLimits
+from pinlater.server.connect import connect
 
 _register("embedded://", "pinlater.embedded.server")
 _register("memory://", "pinlater.memory.server")
 _register("immediate mode", "pinlater.testing.immediate")
 
 if typing.TYPE_CHECKING:
+    from pinlater.server.thrift_client import ThriftClient
     from pinlater.tasks import (
         AsyncTask,
         Cancel,
@@ -89,8 +98,13 @@ else:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module 'pinlater' has no attribute {name!r}")
-        engine = {"Monitor": "worker.monitor", "Worker": "worker.worker", "WorkerConfig": "worker.config"}
-        module = importlib.import_module(f"pinlater.{engine.get(name, 'tasks')}")
+        homes = {
+            "Monitor": "worker.monitor",
+            "ThriftClient": "server.thrift_client",
+            "Worker": "worker.worker",
+            "WorkerConfig": "worker.config",
+        }
+        module = importlib.import_module(f"pinlater.{homes.get(name, 'tasks')}")
         value = globals()[name] = getattr(module, name)
         return value
 
@@ -106,6 +120,7 @@ __all__ = [
     "AsyncClient",
     "AsyncTask",
     "BodyUnreadable",
+    "CallTimeout",
     "Cancel",
     "Checkpoint",
     "ClaimLost",
@@ -116,6 +131,8 @@ __all__ = [
     "Context",
     "CountsByState",
     "Depends",
+    "DequeueOnly",
+    "DequeueRefused",
     "EmbeddedServerError",
     "EnqueueRefused",
     "Execution",
@@ -133,7 +150,9 @@ __all__ = [
     "Middleware",
     "Monitor",
     "NewJob",
+    "NoHealthyShards",
     "NotAtHome",
+    "NotOnThrift",
     "OutcomeUnknown",
     "PartialDelete",
     "PartialEnqueue",
@@ -160,6 +179,7 @@ __all__ = [
     "ServerReplyError",
     "ServerTooOld",
     "ServerUnavailable",
+    "ShardUnhealthy",
     "Shared",
     "Snooze",
     "State",
@@ -167,7 +187,10 @@ __all__ = [
     "Task",
     "TaskFailed",
     "TaskInfo",
+    "ThriftClient",
+    "UnknownHome",
     "Worker",
     "WorkerConfig",
     "__version__",
+    "connect",
 ]

@@ -1,6 +1,6 @@
 """The native part of PinLater: bytes in, values out. Formats: docs/design.md, section 4."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias, final
 
 from typing_extensions import Buffer
@@ -12,28 +12,51 @@ __all__ = [
     "MAX_STATUS_BYTES",
     "MAX_TIME_MS",
     "AckBatch",
+    "AckCall",
+    "BadMessage",
+    "BadReply",
+    "BodyPattern",
     "Claim",
     "CommandHead",
+    "DequeueCall",
+    "EnqueueCall",
     "Job",
     "LeaseRenewer",
+    "MissingField",
     "NewJob",
     "PlainCalls",
+    "PriorityNotSupported",
+    "Records",
     "RenewerStats",
+    "ReplyReader",
     "TokenBucket",
     "__version__",
+    "check_message",
+    "claim_answer",
     "decode_claim",
+    "dequeue_answer",
+    "enqueue_answer",
+    "enqueue_answers",
     "format_descriptor",
     "format_descriptors",
+    "group_ack_calls",
     "group_acks",
     "group_descriptors",
     "group_releases",
+    "is_frame",
     "is_plain_value",
     "new_jobs",
     "pack_commands",
+    "pack_enqueues",
     "pack_jobs",
     "parse_descriptor",
+    "read_ack",
+    "read_dequeue",
+    "read_enqueue",
+    "read_hot_call",
     "unpack_info",
     "unpack_record",
+    "void_answer",
 ]
 
 __version__: Final[str]
@@ -135,6 +158,14 @@ class Claim:
     @property
     def jobs(self) -> list[Job]: ...
     @property
+    def count(self) -> int:
+        """How many jobs it has."""
+    @property
+    def shard(self) -> str: ...
+    @property
+    def first_wait_ms(self) -> int | None:
+        """From the enqueue of its middle job to this claim. None if there is none, or if it was no first attempt."""
+    @property
     def left(self) -> list[int]: ...
     @property
     def due_in_ms(self) -> int: ...
@@ -142,6 +173,41 @@ class Claim:
     def limited(self) -> int: ...
     @property
     def crashed(self) -> bool: ...
+
+class BadReply(ValueError):
+    """Bytes that are no reply of RESP 2."""
+
+@final
+class ReplyReader:
+    """Cuts what a connection receives into replies. make_error: makes the value of an error reply from its text."""
+
+    def __new__(cls, make_error: Callable[[str], object]) -> Self: ...
+    def read(self, data: bytes) -> list[Any]:
+        """The replies that are complete with these bytes.
+
+        A string is bytes, an array a list, and nothing None. An array of strings in an array is Records.
+        Raises BadReply; then the reader is of no more use.
+        """
+    def end(self, replies: list[Any], count: int) -> None:
+        """Checks that nothing came behind the last of `count` replies.
+
+        Raises BadReply if something did; then what is too much is taken out of `replies`.
+        """
+
+@final
+class Records:
+    """Strings that came together. Immutable."""
+
+    def __len__(self) -> int: ...
+    def sizes(self) -> list[int]:
+        """The bytes of each."""
+    def __getitem__(self, position: int, /) -> bytes: ...
+    def __iter__(self) -> Iterator[bytes]: ...
+
+@final
+class BodyPattern:
+    def __new__(cls, pattern: str) -> Self: ...
+    def matches(self, body: bytes) -> bool: ...
 
 @final
 class AckBatch:
@@ -154,18 +220,24 @@ class AckBatch:
     @property
     def groups(self) -> bytes: ...
     @property
+    def sources(self) -> bytes:
+        """Of a batch of calls: u8 length, bytes each. Empty of any other, or if the source does not matter."""
+    @property
     def statuses(self) -> bytes: ...
     @property
-    def ids(self) -> list[bytes]: ...
+    def ids(self) -> Records: ...
     @property
     def positions(self) -> list[int]: ...
     @property
     def tokenless(self) -> bool: ...
+    @property
+    def fails(self) -> bool:
+        """Whether some of the jobs failed."""
 
 @final
 class CommandHead:
     def __new__(cls, arguments: Iterable[bytes | str | int]) -> CommandHead: ...
-    def command(self, arguments: Iterable[bytes | str | int]) -> bytes: ...
+    def command(self, arguments: Iterable[bytes | str | int | Records]) -> bytes: ...
 
 @final
 class TokenBucket:
@@ -206,7 +278,7 @@ def is_plain_value(value: Any, binary: bool, /) -> bool: ...
 def group_descriptors(descriptors: Iterable[str]) -> list[_DescriptorGroup]: ...
 def pack_jobs(
     jobs: Iterable[Buffer | NewJob], body_limit: int, priorities: int, first: int = 0, total: int | None = None
-) -> tuple[bytes, bytes, list[bytes]]: ...
+) -> tuple[bytes, bytes, Records]: ...
 def new_jobs(bodies: Iterable[Buffer], **options: Any) -> list[NewJob]: ...
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes: ...
 def unpack_record(record: bytes) -> tuple[int, int, bytes]: ...
@@ -216,6 +288,176 @@ def group_acks(
 ) -> list[AckBatch]: ...
 def group_releases(jobs: Iterable[_Target], most: int = ...) -> list[AckBatch]: ...
 def unpack_info(info: bytes) -> _JobInfo: ...
+
+# The Thrift service: messages are those of python/pinlater/server/pinlater.thrift, `start` is where the struct of the
+# arguments begins, behind the message's head.
+
+class BadMessage(ValueError):
+    """The bytes are no message of Thrift's binary protocol, or break a limit of it."""
+
+class MissingField(ValueError):
+    """A required field is not there."""
+
+class PriorityNotSupported(ValueError):
+    """A job has a priority that its queue does not have."""
+
+def check_message(message: bytes, start: int, max_depth: int = ...) -> None:
+    """Look through the arguments of any method. It keeps nothing, and takes time in proportion to the bytes.
+
+    Raises BadMessage for what is cut off, for an unknown type, a bool that is neither 0 nor 1, a container with more
+    elements than bytes are left, for more than 100,000 elements of all containers, and for more than max_depth structs
+    and containers in one another (0 to 255; 64 by default). Bytes behind the arguments do not matter.
+    """
+
+def is_frame(data: bytes, limit: int) -> bool:
+    """Whether these bytes are one whole frame. limit: bytes of a frame at most, without its length."""
+
+def read_hot_call(frame: bytes) -> tuple[int, EnqueueCall | DequeueCall | AckCall] | None:
+    """The sequence of the call in a frame (with its length), and the call. None if its method is another one, or its
+    head is not strict.
+
+    Raises as read_enqueue, read_dequeue and read_ack.
+    """
+
+def read_enqueue(message: bytes, start: int) -> EnqueueCall:
+    """A call of enqueueJobs. Fields may come in any order, the last of a number counts, unknown ones are skipped.
+
+    What cannot be kept is changed: a run-after time before 0 is now, one past 2**44 - 1 is that; attempts are 1 to
+    65,535; a status is cut to 3,000 bytes, and bytes that are no UTF-8 are replaced. Bodies stay as they are.
+    Raises BadMessage as check_message, MissingField for context, source, request, queueName, jobs or a body.
+    """
+
+@final
+class EnqueueCall:
+    """A call of enqueueJobs. It keeps the message, of which its bodies are parts."""
+
+    @property
+    def source(self) -> str:
+        """Cut to 255 bytes."""
+    @property
+    def queue(self) -> str:
+        """As it came: it may be no name of a queue."""
+    @property
+    def count(self) -> int:
+        """How many jobs it has."""
+    @property
+    def size(self) -> int:
+        """Bytes of its bodies and statuses."""
+    def jobs(self) -> list[NewJob]:
+        """The same jobs, for a call that is sent in parts.
+
+        Raises PriorityNotSupported if one has none of 1 to 100: `check` comes first.
+        """
+    def check(self, body_limit: int, priorities: int) -> None:
+        """Raise what pack_enqueues would raise for this call alone.
+
+        body_limit: bytes of a body. priorities: of the queue. Raises PriorityNotSupported, or another ValueError for a
+        body that is too large; the message begins "job 3 of 10: ", or "job: " if there is one.
+        """
+    def fits(self, body_limit: int, priorities: int, most_jobs: int, most_bytes: int) -> bool:
+        """Whether it can join others in one script call: it has jobs, no more than most_jobs and most_bytes of bodies
+        and statuses, and check() would raise nothing.
+        """
+    def answer(self, sequence: int, shard: str, first_id: int) -> bytes:
+        """The framed answer, if the ids of its jobs follow one another from first_id.
+
+        sequence: of the call; 32 bits with a sign. Raises as format_descriptors, and as jobs().
+        """
+
+def pack_enqueues(calls: Sequence[EnqueueCall], body_limit: int, priorities: int) -> tuple[bytes, bytes, list[bytes]]:
+    """The jobs of calls, one behind the other, as pack_jobs packs them. So do their ids follow one another.
+
+    Raises as EnqueueCall.check, and ValueError for more than 1,000 jobs in all.
+    """
+
+def enqueue_answers(
+    calls: Sequence[EnqueueCall], sequences: Sequence[int], shard: str, first_id: int
+) -> tuple[list[bytes], int]:
+    """The framed answers of calls whose jobs were packed together, and how many jobs they have in all.
+
+    sequences: of the calls. first_id: of the first job; the ids of the others follow it. Raises as EnqueueCall.answer.
+    """
+
+def enqueue_answer(sequence: int, descriptors: Sequence[str]) -> bytes:
+    """The framed answer of a call that was sent in parts."""
+
+def read_ack(message: bytes, start: int) -> AckCall:
+    """A call of ackDequeuedJobs. Fields as of read_enqueue.
+
+    Well-formed descriptors of jobs that cannot exist, and of another queue, are left out. A retry delay is 0 to
+    2**44 - 1 ms, a status is cut to 3,000 bytes. Raises BadMessage as check_message, MissingField for a required field,
+    another ValueError for a malformed descriptor: "succeeded job <n>: " or "failed job <n>: " (from 0), what was
+    expected, what came.
+    """
+
+@final
+class AckCall:
+    """The acks of a call, those that succeeded first. It keeps the message."""
+
+    @property
+    def source(self) -> str:
+        """Cut to 255 bytes."""
+    @property
+    def queue(self) -> str:
+        """As it came: it may be no name of a queue."""
+    @property
+    def count(self) -> int:
+        """How many jobs can be acked. One that is named twice counts twice."""
+    @property
+    def succeeded(self) -> int:
+        """How many of them succeeded."""
+    def is_of(self, queue: str, shard: str) -> bool:
+        """Whether it has jobs that can be acked, all of this queue, and its descriptors name this shard alone."""
+    @property
+    def size(self) -> int:
+        """Bytes of their statuses, as they came."""
+    def shards(self) -> list[str]:
+        """The names of the shards of all its descriptors, also of those that were left out."""
+    def keys(self) -> frozenset[int]:
+        """A number for each job. Two calls without a common number have no job in common."""
+
+def group_ack_calls(calls: Sequence[AckCall], any_source: bool, most: int) -> list[AckBatch]:
+    """Batches of at most `most` jobs (1,000 at most) a queue and shard. Each job names the source of its call.
+
+    positions: for each id its place among the jobs of all calls; in a call those that succeeded come first. A job that
+    is named twice is acked once: as the first call says that names it, and in one call succeeded wins. So calls with
+    common keys do not belong into one group.
+    any_source: a job ends whoever claimed it.
+    """
+
+def read_dequeue(message: bytes, start: int) -> DequeueCall:
+    """A call of dequeueJobs. Raises as read_ack."""
+
+@final
+class DequeueCall:
+    """A call of dequeueJobs."""
+
+    @property
+    def source(self) -> str:
+        """Cut to 255 bytes."""
+    @property
+    def queue(self) -> str:
+        """As it came: it may be no name of a queue."""
+    @property
+    def limit(self) -> int:
+        """As it came: 32 bits with a sign."""
+    @property
+    def dry_run(self) -> bool: ...
+    @property
+    def coverage(self) -> float:
+        """As it came: any float, NaN too. 1.0 if it is unset."""
+    @property
+    def acks(self) -> AckCall | None:
+        """The acks that ride on it. They may be of another queue. Their source is that of this call."""
+
+def claim_answer(sequence: int, claim: Claim) -> bytes:
+    """The framed answer with the jobs of a claim."""
+
+def dequeue_answer(sequence: int, jobs: Sequence[Job]) -> bytes:
+    """The framed answer with these jobs. Without jobs both of its maps are unset."""
+
+def void_answer(method: str, sequence: int) -> bytes:
+    """The framed answer of a method that returns nothing."""
 
 @final
 class RenewerStats:

@@ -2,6 +2,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
+use foldhash::fast::RandomState;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -9,15 +10,21 @@ use crate::ack_item::{AckItem, Outcome, Target};
 use crate::job_spec::push_status;
 use crate::limits::{MAX_BATCH, NO_TOKEN};
 use crate::packed::{u16_bytes, u48_bytes};
+use crate::records::Records;
 use crate::shard_index::ShardIndex;
 
 /// Bit of an ack's flags: leave a tombstone.
 const TOMBSTONE: u8 = 1;
+/// Bit of an ack's flags: the source of a job without a token does not matter.
+const ANY_SOURCE: u8 = 2;
+/// Bytes of the sources of a batch: their length has two bytes.
+const MAX_SOURCES_BYTES: usize = 0xFFFF;
 
 /// Acks or releases of one shard, at most 1,000; formats: `docs/design.md`, "Ack" and "Release".
 ///
 /// `positions`: of the ids' jobs in the caller's request. `tokenless`: an id has no token, so the ack must name its
-/// source. A release has no flags (0) and no statuses.
+/// source. `sources`: those of a batch of calls. `fails`: some of the jobs failed. A release has no flags (0), no
+/// statuses and no outcome.
 #[pyclass(frozen, get_all, module = "pinlater._core")]
 #[derive(Debug)]
 pub struct AckBatch {
@@ -25,16 +32,18 @@ pub struct AckBatch {
     shard: String,
     flags: Py<PyBytes>,
     groups: Py<PyBytes>,
+    sources: Py<PyBytes>,
     statuses: Py<PyBytes>,
-    ids: Vec<Py<PyBytes>>,
+    ids: Py<Records>,
     positions: Vec<usize>,
     tokenless: bool,
+    fails: bool,
 }
 
 #[pymethods]
 impl AckBatch {
     fn __repr__(&self) -> String {
-        format!("<AckBatch of {} jobs of {}/{}>", self.ids.len(), self.queue, self.shard)
+        format!("<AckBatch of {} jobs of {}/{}>", self.positions.len(), self.queue, self.shard)
     }
 }
 
@@ -60,7 +69,7 @@ pub fn group_acks(
         }
     }
     let flags = if tombstone { TOMBSTONE } else { 0 };
-    Ok(acks.pack(succeeded.py(), flags, pack_ack_group, most))
+    acks.pack(succeeded.py(), flags, &[], pack_ack_group, most)
 }
 
 /// Batches as of `group_acks`, without statuses and delays: jobs that are released as they were.
@@ -72,23 +81,29 @@ pub fn group_releases(jobs: &Bound<'_, PyAny>, most: usize) -> PyResult<Vec<AckB
         let target = Target::read(&value?, &mut releases.shards)
             .map_err(|refusal| refusal.at(format_args!("job {position}")))?;
         // The wire's release has no kind: one outcome for all keeps a priority one group.
-        let outcome = Outcome::Failed;
-        releases.add(AckItem { target, outcome, delay_ms: 0, status: String::new(), position });
+        let outcome = Outcome::Succeeded;
+        releases.add(AckItem { target, outcome, delay_ms: 0, status: String::new(), position, source: 0 });
     }
-    Ok(releases.pack(jobs.py(), 0, pack_release_group, most))
+    releases.pack(jobs.py(), 0, &[], pack_release_group, most)
 }
 
 /// The items of a call, a list a shard, each job once.
 #[derive(Default)]
-struct Acks {
-    shards: ShardIndex,
+pub struct Acks {
+    pub shards: ShardIndex,
     items: Vec<Vec<AckItem>>,
     seen: Seen,
     read: usize,
 }
 
 impl Acks {
-    fn add(&mut self, item: AckItem) {
+    /// Makes room for so many items.
+    pub fn reserve(&mut self, count: usize) {
+        self.seen.first_token.reserve(count);
+    }
+
+    /// Its target's shard: of `shards`.
+    pub fn add(&mut self, item: AckItem) {
         self.read += 1;
         let shard = item.target.shard;
         if shard == self.items.len() {
@@ -99,15 +114,58 @@ impl Acks {
         }
     }
 
-    fn pack(self, py: Python<'_>, flags: u8, pack_group: PackGroup, most: usize) -> Vec<AckBatch> {
+    /// `sources`: what the numbers of the items' sources stand for; 255 bytes each at most. Empty: of no item.
+    fn pack(
+        self,
+        py: Python<'_>,
+        flags: u8,
+        sources: &[&str],
+        pack_group: PackGroup,
+        most: usize,
+    ) -> PyResult<Vec<AckBatch>> {
         let mut batches = Vec::new();
+        let longest = sources.iter().map(|source| source.len()).max().unwrap_or(0);
+        let most = most.min(MAX_SOURCES_BYTES / (1 + longest)).clamp(1, MAX_BATCH);
         for ((queue, shard), mut items) in self.shards.into_pairs().into_iter().zip(self.items) {
-            for chunk in items.chunks_mut(most.clamp(1, MAX_BATCH)) {
-                batches.push(pack_batch(py, (&queue, &shard), chunk, flags, pack_group));
+            for chunk in items.chunks_mut(most) {
+                let block = number_sources(chunk, sources);
+                batches.push(pack_batch(py, (&queue, &shard), chunk, flags, &block, pack_group)?);
             }
         }
-        batches
+        Ok(batches)
     }
+
+    /// Batches of acks whose items name the source that claimed them. `any_source`: it does not matter.
+    pub fn pack_of_sources(
+        self,
+        py: Python<'_>,
+        sources: &[&str],
+        any_source: bool,
+        most: usize,
+    ) -> PyResult<Vec<AckBatch>> {
+        let (flags, sources) = if any_source { (ANY_SOURCE, &[][..]) } else { (0, sources) };
+        self.pack(py, flags, sources, pack_ack_group, most)
+    }
+}
+
+/// Numbers the sources of a batch in the order they appear. Their block: `u8 length, bytes` each.
+fn number_sources(items: &mut [AckItem], sources: &[&str]) -> Vec<u8> {
+    let mut numbers = vec![None; sources.len()];
+    let (mut block, mut next) = (Vec::new(), 0);
+    for item in items {
+        let Some(source) = sources.get(item.source) else {
+            item.source = 0;
+            continue;
+        };
+        item.source = *numbers[item.source].get_or_insert_with(|| {
+            let [.., length] = source.len().to_be_bytes();
+            block.push(length);
+            block.extend(source.as_bytes());
+            next += 1;
+            next - 1
+        });
+    }
+    block
 }
 
 /// The jobs named so far. The first one wins, so those that succeeded are read first.
@@ -116,8 +174,8 @@ impl Acks {
 /// current. Without a token it could be any claim, so it is the same job.
 #[derive(Default)]
 struct Seen {
-    first_token: HashMap<(usize, u8, u64), u64>,
-    more_tokens: HashSet<(usize, u8, u64, u64)>,
+    first_token: HashMap<(usize, u8, u64), u64, RandomState>,
+    more_tokens: HashSet<(usize, u8, u64, u64), RandomState>,
 }
 
 impl Seen {
@@ -142,27 +200,32 @@ fn pack_batch(
     (queue, shard): (&str, &str),
     items: &mut [AckItem],
     flags: u8,
+    sources: &[u8],
     pack_group: PackGroup,
-) -> AckBatch {
+) -> PyResult<AckBatch> {
     // By token too: a run costs 10 bytes and a script its steps, so that claims that are mixed up are sorted out here.
-    items.sort_by_key(|item| (item.target.priority, item.outcome, item.target.token));
+    items.sort_by_key(|item| (item.target.priority, item.outcome, item.proof()));
     let (mut groups, mut statuses) = (Vec::new(), Vec::new());
     for group in items.chunk_by(|a, b| (a.target.priority, a.outcome) == (b.target.priority, b.outcome)) {
         pack_group(&mut groups, group);
     }
+    let mut ids = Records::with_capacity(items.len(), 8 * items.len());
     for (position, item) in items.iter().enumerate() {
         push_status(&mut statuses, position, &item.status);
+        ids.push(&item.target.id.to_be_bytes());
     }
-    AckBatch {
+    Ok(AckBatch {
         queue: queue.to_owned(),
         shard: shard.to_owned(),
         flags: PyBytes::new(py, &[flags]).unbind(),
         groups: PyBytes::new(py, &groups).unbind(),
+        sources: PyBytes::new(py, sources).unbind(),
         statuses: PyBytes::new(py, &statuses).unbind(),
-        ids: items.iter().map(|item| PyBytes::new(py, &item.target.id.to_be_bytes()).unbind()).collect(),
+        ids: Py::new(py, ids)?,
         positions: items.iter().map(|item| item.position).collect(),
         tokenless: items.iter().any(|item| item.target.token == NO_TOKEN),
-    }
+        fails: items.iter().any(|item| item.outcome == Outcome::Failed),
+    })
 }
 
 /// `u8 priority, u8 kind, u16 n, runs`, and for failed jobs `n x u48 delay ms`.
@@ -183,8 +246,8 @@ fn pack_release_group(groups: &mut Vec<u8>, items: &[AckItem]) {
 /// `u16 n`, then runs of `token, u16 count` that add up to n.
 fn pack_runs(groups: &mut Vec<u8>, items: &[AckItem]) {
     groups.extend(u16_bytes(items.len()));
-    for run in items.chunk_by(|a, b| a.target.token == b.target.token) {
-        groups.extend(run[0].target.token.to_be_bytes());
+    for run in items.chunk_by(|a, b| a.proof() == b.proof()) {
+        groups.extend(run[0].proof().to_be_bytes());
         groups.extend(u16_bytes(run.len()));
     }
 }

@@ -18,7 +18,7 @@ pub enum Outcome {
 }
 
 /// The job that is meant.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Of the call's `ShardIndex`.
     pub shard: usize,
@@ -36,6 +36,8 @@ pub struct AckItem {
     pub status: String,
     /// In the caller's request.
     pub position: usize,
+    /// The number of the source that claimed it, for a target without a token. A batch has fewer than 65,536.
+    pub source: usize,
 }
 
 impl Target {
@@ -83,7 +85,7 @@ impl AckItem {
         let ack = value.downcast::<PyTuple>().ok().and_then(|ack| ack.extract().ok());
         let Some((target, status, delay_ms)) = ack else {
             let target = Target::read(value, shards)?;
-            return Ok(Self { target, outcome, delay_ms: 0, status: String::new(), position });
+            return Ok(Self { target, outcome, delay_ms: 0, status: String::new(), position, source: 0 });
         };
         let (target, status, delay_ms): (Bound<'_, PyAny>, Bound<'_, PyAny>, Bound<'_, PyAny>) =
             (target, status, delay_ms);
@@ -94,7 +96,12 @@ impl AckItem {
             )));
         }
         let (target, status) = (Target::read(&target, shards)?, status_of(&status)?);
-        Ok(Self { target, outcome, delay_ms, status, position })
+        Ok(Self { target, outcome, delay_ms, status, position, source: 0 })
+    }
+
+    /// What proves the right to end the job: the token of its claim, or the number of a source, which is below any token.
+    pub fn proof(&self) -> u64 {
+        self.target.token.max(self.source as u64)
     }
 }
 

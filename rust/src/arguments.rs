@@ -97,7 +97,9 @@ pub fn shown_body(body: &Bound<'_, PyBytes>) -> String {
 
 /// Text as a message quotes it, cut.
 pub fn quoted(text: &str) -> String {
-    cut(&format!("{text:?}"))
+    // one more than is shown: of a long text no copy is made
+    let end = text.char_indices().nth(SHOWN_CHARS).map_or(text.len(), |(end, _)| end);
+    cut(&format!("{:?}", &text[..end]))
 }
 
 /// A number with its thousands apart: 1,048,576.

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 
 use crate::packed::Decimal;
+use crate::records::Records;
 
 /// A marker, 20 digits, a line's end.
 const MAX_HEAD_BYTES: usize = 23;
@@ -25,21 +26,18 @@ impl CommandHead {
         Ok(Self { packed, count })
     }
 
-    /// The whole command, packed: the head's arguments, then these.
+    /// The whole command, packed: the head's arguments, then these. Of `Records` each string is an argument.
     fn command<'py>(&self, arguments: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        let mut rest = Vec::with_capacity(1024);
-        let count = write_arguments(&mut rest, arguments)?;
-        let mut start = Vec::with_capacity(MAX_HEAD_BYTES);
-        write_head(&mut start, b'*', self.count + count);
-        let parts = [start.as_slice(), &self.packed, &rest];
-        PyBytes::new_with(arguments.py(), parts.iter().map(|part| part.len()).sum(), |mut bytes| {
-            for part in parts {
-                let (here, after) = bytes.split_at_mut(part.len());
-                here.copy_from_slice(part);
-                bytes = after;
-            }
-            Ok(())
-        })
+        // the count is known last: its line is put right before the rest
+        let mut packed = Vec::with_capacity(MAX_HEAD_BYTES + self.packed.len() + 1024);
+        packed.resize(MAX_HEAD_BYTES, 0);
+        packed.extend_from_slice(&self.packed);
+        let count = write_arguments(&mut packed, arguments)?;
+        let mut line = Vec::with_capacity(MAX_HEAD_BYTES);
+        write_head(&mut line, b'*', self.count + count);
+        let start = MAX_HEAD_BYTES - line.len();
+        packed[start..MAX_HEAD_BYTES].copy_from_slice(&line);
+        Ok(PyBytes::new(arguments.py(), &packed[start..]))
     }
 }
 
@@ -76,8 +74,14 @@ fn only_packed<'py>(commands: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>>
 fn write_arguments(packed: &mut Vec<u8>, arguments: &Bound<'_, PyAny>) -> PyResult<usize> {
     let mut count = 0;
     for argument in arguments.try_iter()? {
-        write_argument(packed, &argument?)?;
-        count += 1;
+        let argument = argument?;
+        if let Ok(records) = argument.downcast::<Records>() {
+            write_records(packed, records.get());
+            count += records.get().len();
+        } else {
+            write_argument(packed, &argument)?;
+            count += 1;
+        }
     }
     Ok(count)
 }
@@ -95,6 +99,22 @@ fn write_argument(packed: &mut Vec<u8>, argument: &Bound<'_, PyAny>) -> PyResult
         return Err(PyTypeError::new_err(message));
     }
     Ok(())
+}
+
+/// Most of them have the same length.
+fn write_records(packed: &mut Vec<u8>, records: &Records) {
+    packed.reserve(records.bytes() + MAX_HEAD_BYTES * records.len());
+    let (mut head, mut length) = (Vec::with_capacity(MAX_HEAD_BYTES), None);
+    for record in records.iter() {
+        if length != Some(record.len()) {
+            length = Some(record.len());
+            head.clear();
+            write_head(&mut head, b'$', record.len());
+        }
+        packed.extend_from_slice(&head);
+        packed.extend_from_slice(record);
+        packed.extend_from_slice(b"\r\n");
+    }
 }
 
 fn write_bulk(packed: &mut Vec<u8>, bytes: &[u8]) {

@@ -7,6 +7,9 @@ use crate::bad_argument::BadArgument;
 use crate::limits::{MAX_ID, MAX_POSITIONS, MAX_PRIORITY, MAX_QUEUE_BYTES, MAX_SHARD_BYTES};
 use crate::packed::Decimal;
 
+/// Any number of so many digits fits 64 bits.
+const MAX_DIGITS: usize = 19;
+
 /// What a descriptor says; ids order jobs by their time.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Descriptor<'a> {
@@ -35,15 +38,24 @@ impl<'a> Descriptor<'a> {
             return Err("it does not have four parts");
         };
         let shard = shard.strip_prefix('s').filter(|name| is_shard(name));
-        let priority = priority.strip_prefix('p').and_then(|digits| decimal(digits, u64::from(MAX_PRIORITY)));
+        let priority =
+            priority.strip_prefix('p').and_then(|digits| decimal(digits.as_bytes(), u64::from(MAX_PRIORITY)));
         Ok(Self {
             queue: Some(queue).filter(|name| is_queue(name)).ok_or("the queue is not [A-Za-z0-9_]{1,255}")?,
             shard: shard.ok_or("the shard is not s[A-Za-z0-9_-]{1,32}")?,
             priority: priority
                 .and_then(|priority| u8::try_from(priority).ok())
                 .ok_or("the priority is not p1 to p100")?,
-            id: decimal(id, MAX_ID).ok_or("the id is not a decimal number from 1 to 2**63 - 1")?,
+            id: read_id(id.as_bytes()).ok_or("the id is not a decimal number from 1 to 2**63 - 1")?,
         })
+    }
+
+    /// Whether it has the form of a descriptor, whatever its queue and its numbers; then its shard's name.
+    pub fn shard_in(descriptor: &'a str) -> Option<&'a str> {
+        let mut parts = descriptor.split(':').skip(1);
+        let (shard, priority, id) = (parts.next()?, parts.next()?, parts.next()?);
+        let whole = parts.next().is_none() && is_number(priority.strip_prefix('p')?) && is_number(id);
+        shard.strip_prefix('s').filter(|name| whole && is_shard(name))
     }
 
     pub fn write(&self) -> String {
@@ -127,6 +139,11 @@ pub fn shard_name<'a>(name: &'a Bound<'_, PyAny>) -> Result<&'a str, BadArgument
     )))
 }
 
+/// The last part of a descriptor.
+pub fn read_id(digits: &[u8]) -> Option<u64> {
+    decimal(digits, MAX_ID)
+}
+
 /// A priority: 1 to 100.
 pub fn priority_of(priority: &Bound<'_, PyAny>) -> Result<u8, BadArgument> {
     integer("priority", priority, 1, MAX_PRIORITY)
@@ -161,8 +178,24 @@ fn is_shard(name: &str) -> bool {
     (1..=MAX_SHARD_BYTES).contains(&name.len()) && name.bytes().all(allowed)
 }
 
+/// Decimal digits, of any number, with or without a sign.
+fn is_number(text: &str) -> bool {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// A decimal number from 1 to `most`, without sign or leading zeros.
-fn decimal(digits: &str, most: u64) -> Option<u64> {
-    let plain = !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
-    digits.parse().ok().filter(|number| plain && (1..=most).contains(number))
+fn decimal(digits: &[u8], most: u64) -> Option<u64> {
+    if digits.len() > MAX_DIGITS || digits.first() == Some(&b'0') {
+        return None;
+    }
+    let mut number = 0;
+    for digit in digits {
+        let digit = digit.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        number = 10 * number + u64::from(digit);
+    }
+    Some(number).filter(|number| (1..=most).contains(number))
 }

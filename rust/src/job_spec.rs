@@ -8,19 +8,35 @@ use crate::limits::{DEFAULT_ATTEMPTS, DEFAULT_PRIORITY, MAX_POSITIONS};
 use crate::new_job::NewJob;
 use crate::packed::{u16_bytes, u48_bytes};
 use crate::record::Record;
+use crate::records::Records;
 
 /// (spec, statuses, records)
-type PackedJobs<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>);
+pub type PackedJobs<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, Records>);
 
 /// What a queue allows.
-struct Limits {
-    body_bytes: usize,
-    priorities: u8,
+pub struct Limits {
+    pub body_bytes: usize,
+    pub priorities: u8,
+}
+
+/// What is asked for a job beside its body.
+pub struct JobOptions<'a> {
+    pub priority: u8,
+    /// When to run it, as the wire has it: kind (0 now, 1 absolute, 2 delay) and milliseconds.
+    pub when: (u8, u64),
+    pub attempts: u16,
+    pub status: &'a str,
+}
+
+impl JobOptions<'_> {
+    /// Of a job of which only the body was given.
+    const DEFAULT: Self =
+        Self { priority: DEFAULT_PRIORITY, when: (0, 0), attempts: DEFAULT_ATTEMPTS, status: "" };
 }
 
 /// The spec and the statuses so far.
 #[derive(Default)]
-struct JobSpec {
+pub struct JobSpec {
     /// (priority, kind, ms) and how many jobs in a row have them
     runs: Vec<((u8, u8, u64), u16)>,
     statuses: Vec<u8>,
@@ -44,7 +60,7 @@ pub fn pack_jobs<'py>(
     let limits = Limits { body_bytes: body_limit, priorities };
     let total = total.or_else(|| jobs.len().ok());
     let mut spec = JobSpec::default();
-    let mut records = Vec::new();
+    let mut records = Records::default();
     for (position, item) in jobs.try_iter()?.enumerate() {
         let item = item?;
         let at = |refusal: BadArgument| {
@@ -58,32 +74,33 @@ pub fn pack_jobs<'py>(
             Some(job) => job.body.bind(py).clone(),
             None => bytes_like("body", &item).map_err(at)?,
         };
-        let record = spec.add(position, body.as_bytes(), job, &limits).map_err(at)?;
-        records.push(record.write(py)?);
+        let options = job.map_or(JobOptions::DEFAULT, NewJob::options);
+        spec.add(position, body.as_bytes(), &options, &limits).map_err(at)?.add_to(&mut records);
     }
-    Ok((PyBytes::new(py, &spec.pack()), PyBytes::new(py, &spec.statuses), records))
+    spec.finish(py, records)
 }
 
 impl JobSpec {
-    /// Checks a job and adds it; without a `job` the body is all that was given.
-    fn add<'a>(
+    /// Checks a job and adds it.
+    pub fn add<'a>(
         &mut self,
         position: usize,
         body: &'a [u8],
-        job: Option<&NewJob>,
+        job: &JobOptions<'_>,
         limits: &Limits,
     ) -> Result<Record<'a>, BadArgument> {
         limits.check_body(body.len())?;
-        let Some(job) = job else {
-            limits.check_priority(DEFAULT_PRIORITY)?;
-            self.add_entry((DEFAULT_PRIORITY, 0, 0));
-            return Ok(Record { attempts_allowed: DEFAULT_ATTEMPTS, priority: DEFAULT_PRIORITY, body });
-        };
-        limits.check_priority(job.priority)?;
-        let (kind, ms) = job.when();
+        limits.check_priority(job.priority.into())?;
+        let (kind, ms) = job.when;
         self.add_entry((job.priority, kind, ms));
-        push_status(&mut self.statuses, position, &job.status);
+        push_status(&mut self.statuses, position, job.status);
         Ok(Record { attempts_allowed: job.attempts, priority: job.priority, body })
+    }
+
+    /// The spec and the statuses, with the records of the jobs that were added.
+    pub fn finish<'py>(&self, py: Python<'py>, records: Records) -> PyResult<PackedJobs<'py>> {
+        let (spec, statuses) = (PyBytes::new(py, &self.pack()), PyBytes::new(py, &self.statuses));
+        Ok((spec, statuses, Bound::new(py, records)?))
     }
 
     fn add_entry(&mut self, entry: (u8, u8, u64)) {
@@ -106,7 +123,8 @@ impl JobSpec {
 }
 
 impl Limits {
-    fn check_body(&self, bytes: usize) -> Result<(), BadArgument> {
+    #[inline]
+    pub fn check_body(&self, bytes: usize) -> Result<(), BadArgument> {
         if bytes <= self.body_bytes {
             return Ok(());
         }
@@ -117,8 +135,10 @@ impl Limits {
         )))
     }
 
-    fn check_priority(&self, priority: u8) -> Result<(), BadArgument> {
-        if priority <= self.priorities {
+    /// A priority of any sign.
+    #[inline]
+    pub fn check_priority(&self, priority: i16) -> Result<(), BadArgument> {
+        if (1..=i16::from(self.priorities)).contains(&priority) {
             return Ok(());
         }
         let priorities = self.priorities;
@@ -129,7 +149,7 @@ impl Limits {
 }
 
 /// A job of a request, for messages.
-fn label(position: usize, total: Option<usize>) -> String {
+pub fn label(position: usize, total: Option<usize>) -> String {
     let number = position.saturating_add(1);
     match total {
         Some(1) => "job".to_owned(),

@@ -6,6 +6,7 @@ mod ack_batch;
 mod ack_item;
 mod arguments;
 mod bad_argument;
+mod body_pattern;
 mod claim;
 mod clock;
 mod command;
@@ -20,8 +21,11 @@ mod packed;
 mod plain_values;
 mod reader;
 mod record;
+mod records;
 mod renewer;
+mod reply_reader;
 mod shard_index;
+mod thrift;
 mod token_bucket;
 
 use pyo3::prelude::*;
@@ -32,6 +36,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::ack_batch::{AckBatch, group_acks, group_releases};
+    #[pymodule_export]
+    use crate::body_pattern::BodyPattern;
     #[pymodule_export]
     use crate::claim::{Claim, decode_claim};
     #[pymodule_export]
@@ -53,7 +59,25 @@ mod _core {
     #[pymodule_export]
     use crate::record::unpack_record;
     #[pymodule_export]
+    use crate::records::Records;
+    #[pymodule_export]
     use crate::renewer::{LeaseRenewer, RenewerStats};
+    #[pymodule_export]
+    use crate::reply_reader::{BadReply, ReplyReader};
+    #[pymodule_export]
+    use crate::thrift::ack::{AckCall, group_ack_calls, read_ack};
+    #[pymodule_export]
+    use crate::thrift::dequeue::{DequeueCall, claim_answer, dequeue_answer, read_dequeue};
+    #[pymodule_export]
+    use crate::thrift::enqueue::{EnqueueCall, enqueue_answer, enqueue_answers, pack_enqueues, read_enqueue};
+    #[pymodule_export]
+    use crate::thrift::hot_call::{is_frame, read_hot_call};
+    #[pymodule_export]
+    use crate::thrift::message_check::check_message;
+    #[pymodule_export]
+    use crate::thrift::refusal::{BadMessage, MissingField, PriorityNotSupported};
+    #[pymodule_export]
+    use crate::thrift::writer::void_answer;
     #[pymodule_export]
     use crate::token_bucket::TokenBucket;
 

@@ -18,6 +18,8 @@ pub const MAX_KEY_BYTES: usize = 1_024;
 pub const MAX_QUEUE_BYTES: usize = 255;
 /// Bytes of a shard's name, which is part of every key.
 pub const MAX_SHARD_BYTES: usize = 32;
+/// Bytes of a source, the claimer's part of a claim descriptor.
+pub const MAX_SOURCE_BYTES: usize = 255;
 /// Largest id: descriptors are read by languages whose integers are signed.
 pub const MAX_ID: u64 = (1 << 63) - 1;
 /// Bits of an id below its milliseconds.

@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::arguments::{Given, bytes_like, check_length, integer, shown, shown_body, text};
 use crate::bad_argument::BadArgument;
 use crate::descriptor::priority_of;
+use crate::job_spec::JobOptions;
 use crate::limits::{
     DEFAULT_ATTEMPTS, DEFAULT_PRIORITY, MAX_ATTEMPTS, MAX_KEY_BYTES, MAX_STATUS_BYTES, MAX_TIME_MS,
 };
@@ -125,13 +126,25 @@ pub fn new_jobs<'py>(
 type Parts<'a> = (&'a [u8], u8, Option<u64>, Option<u64>, u16, &'a str, Option<&'a [u8]>);
 
 impl NewJob {
-    /// When to run it, as the wire has it: kind (0 now, 1 absolute, 2 delay) and milliseconds.
-    pub fn when(&self) -> (u8, u64) {
-        match (self.run_after_ms, self.delay_ms) {
+    /// Of parts that are within the limits. `run_after_ms`: 0 is now.
+    pub fn of_parts(
+        body: Py<PyBytes>,
+        priority: u8,
+        run_after_ms: u64,
+        attempts: u16,
+        status: String,
+    ) -> Self {
+        let run_after_ms = Some(run_after_ms).filter(|time_ms| *time_ms > 0);
+        Self { body, priority, run_after_ms, delay_ms: None, attempts, status, key: None }
+    }
+
+    pub fn options(&self) -> JobOptions<'_> {
+        let when = match (self.run_after_ms, self.delay_ms) {
             (Some(time_ms), _) if time_ms > 0 => (1, time_ms),
             (_, Some(delay_ms)) if delay_ms > 0 => (2, delay_ms),
             _ => (0, 0),
-        }
+        };
+        JobOptions { priority: self.priority, when, attempts: self.attempts, status: &self.status }
     }
 
     fn parts<'a>(&'a self, py: Python<'a>) -> Parts<'a> {

@@ -28,14 +28,36 @@ impl Decimal {
         let mut digits = [0_u8; 20];
         let mut first = digits.len();
         let mut rest = number;
-        loop {
-            first -= 1;
-            digits[first] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-            rest /= 10;
-            if rest == 0 {
-                return Self { digits, first };
-            }
+        // two digits a division
+        while rest >= 100 {
+            let [.., pair] = (rest % 100).to_be_bytes();
+            first -= 2;
+            digits[first..first + 2].copy_from_slice(&[b'0' + pair / 10, b'0' + pair % 10]);
+            rest /= 100;
         }
+        let [.., pair] = rest.to_be_bytes();
+        first -= 1;
+        digits[first] = b'0' + pair % 10;
+        if pair >= 10 {
+            first -= 1;
+            digits[first] = b'0' + pair / 10;
+        }
+        Self { digits, first }
+    }
+
+    /// Adds 1 to a number below `u64::MAX`: in most cases that changes one digit.
+    pub fn increment(&mut self) {
+        let mut at = self.digits.len();
+        while at > self.first {
+            at -= 1;
+            if self.digits[at] < b'9' {
+                self.digits[at] += 1;
+                return;
+            }
+            self.digits[at] = b'0';
+        }
+        self.first = self.first.saturating_sub(1);
+        self.digits[self.first] = b'1';
     }
 
     pub fn as_bytes(&self) -> &[u8] {

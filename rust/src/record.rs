@@ -3,6 +3,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bad_argument::BadArgument;
+use crate::records::Records;
 
 /// Bytes before the body.
 const HEADER_BYTES: usize = 4;
@@ -30,14 +31,10 @@ impl<'a> Record<'a> {
         Ok(Self { attempts_allowed: u16::from_be_bytes([*high, *low]), priority: *priority, body })
     }
 
-    pub fn write<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    /// Appends its bytes.
+    pub fn add_to(&self, records: &mut Records) {
         let [high, low] = self.attempts_allowed.to_be_bytes();
-        PyBytes::new_with(py, HEADER_BYTES + self.body.len(), |bytes| {
-            let (header, body) = bytes.split_at_mut(HEADER_BYTES);
-            header.copy_from_slice(&[FORMAT, high, low, self.priority]);
-            body.copy_from_slice(self.body);
-            Ok(())
-        })
+        records.push_parts(&[&[FORMAT, high, low, self.priority], self.body]);
     }
 }
 

@@ -1,10 +1,14 @@
 //! Numbers the (queue, shard) pairs of a call in the order they appear.
 use std::collections::HashMap;
 
+/// Up to so many pairs are found by a look at each of them: that costs less than a map.
+const FEW: usize = 8;
+
 /// Pairs seen so far.
 #[derive(Default)]
 pub struct ShardIndex {
     pairs: Vec<(String, String)>,
+    /// Of more than a few pairs.
     positions: HashMap<String, HashMap<String, usize>>,
     last: usize,
 }
@@ -27,13 +31,21 @@ impl ShardIndex {
     }
 
     fn find(&self, queue: &str, shard: &str) -> Option<usize> {
+        if self.pairs.len() <= FEW {
+            return self.pairs.iter().position(|pair| pair.1 == shard && pair.0 == queue);
+        }
         self.positions.get(queue)?.get(shard).copied()
     }
 
     fn add(&mut self, queue: &str, shard: &str) -> usize {
         let position = self.pairs.len();
         self.pairs.push((queue.to_owned(), shard.to_owned()));
-        self.positions.entry(queue.to_owned()).or_default().insert(shard.to_owned(), position);
+        let unmapped = if position > FEW { position } else { 0 };
+        let mapped = if position < FEW { 0 } else { self.pairs.len() };
+        for at in unmapped..mapped {
+            let (queue, shard) = self.pairs[at].clone();
+            self.positions.entry(queue).or_default().insert(shard, at);
+        }
         position
     }
 }

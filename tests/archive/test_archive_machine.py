@@ -27,7 +27,7 @@ from tests.archive.world import World, small_batches, world
 __all__ = ["small_batches", "world"]
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
-FEW, MANY = 8, 16
+EXAMPLES = 2_000 if CAMPAIGN else 8
 STEPS = 40
 PICKS = st.integers(0, 1_000)
 SPILLERS, RESTORERS = (0, 1), (2,)
@@ -212,11 +212,6 @@ def run(world: World, examples: int) -> None:
     run_state_machine_as_test(Machine, settings=chosen)
 
 
-def test_archivers_at_once(world: World) -> None:
-    run(world, FEW)
-
-
-@pytest.mark.thorough("archive-steps")
 @pytest.mark.timeout(1_200)
-def test_archivers_at_once_for_longer(world: World) -> None:
-    run(world, 2_000 if CAMPAIGN else MANY)
+def test_archivers_at_once(world: World) -> None:
+    run(world, EXAMPLES)

@@ -6,13 +6,17 @@ Promises: an archiver stops at each state of the protocol, and the calls say and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
-from pinlater import CountsByState, NewJob, QueueConfig, State
+from pinlater import CountsByState, JobInfo, NewJob, QueueConfig, State
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.purge import purge
+from pinlater.model.errors import InvalidArgument
+from pinlater.operations.body_match import count_matching, delete_matching
+from pinlater.operations.scans import scan_merged
 from tests.archive.rig import MAX_TIME_MS, PRIORITIES
 from tests.archive.world import World, restore, small_batches, spill, spilled, stopped, world
 from tests.support.both_clients import Calls, kind, make
@@ -69,6 +73,31 @@ def test_looking(state: str, world: World, calls: Calls) -> None:
         assert [info.descriptor for info in calls.scan(queue, priority=2)] == [due[-1]]
         assert calls.scan(queue, State.FAILED) == []
     ended(world, world.names)
+
+
+@EACH_STATE
+def test_merged_scans_and_patterns(state: str, world: World, calls: Calls) -> None:
+    queue, session, due = world.rig.queue, calls.client.session, world.names[:-1]
+    STATES[state](world)
+    for limit in (1, 3, 100):
+        found, after, begun = list[JobInfo](), "", False
+        while after or not begun:
+            scan = partial(scan_merged, session, queue, "pending", None, False, True, limit, after)
+            infos, after = calls.run(scan)
+            assert len(infos) <= limit
+            found, begun = found + infos, True
+        assert {info.descriptor: info for info in found} == {name: world.before[name] for name in due}
+        assert len(found) == len(due)
+    late = calls.run(partial(scan_merged, session, queue, "pending", None, True, True, 100, ""))
+    assert late == ([world.before[world.names[-1]]], "")
+    with pytest.raises(InvalidArgument, match="continuation"):
+        calls.run(partial(scan_merged, session, queue, "pending", None, False, False, 9, "1.1.30"))
+    assert calls.run(partial(count_matching, session, queue, "pending", None, False, "")) == len(due)
+    assert calls.run(partial(count_matching, session, queue, "pending", None, True, "^scheduled$")) == 1
+    assert calls.run(partial(delete_matching, session, queue, "pending", None, "^scheduled$", 100)) == 1
+    assert calls.run(partial(delete_matching, session, queue, "pending", None, "", 100)) == len(due)
+    assert calls.count(queue) == CountsByState()
+    ended(world, [])
 
 
 def test_a_page_has_a_mebibyte_of_bodies(world: World, calls: Calls) -> None:

@@ -221,6 +221,26 @@ def test_a_queue_that_is_not_alike_on_all_shards(server: Server) -> None:
     assert look(url)["queue mail", "configuration"].level == OK
 
 
+def test_dequeue_only_shards_are_named(server: Server) -> None:
+    with Client(f"1={server.url},2={server.url}") as client:
+        client.create_queue("mail")
+        client.configure_queue("mail", max_running=3, home="2")
+    some, every = (f"1{mark}={server.url},2:dequeue_only={server.url}" for mark in ("", ":dequeue_only"))
+    assert ("", "dequeue-only") not in look(f"1={server.url},2={server.url}")
+    found = look(some)["", "dequeue-only"]
+    assert (found.level, found.found) == (NOTE, "shard 2 takes no new jobs")
+    home = look(some)["queue mail", "home shard"]
+    assert (home.level, home.found) == (
+        WARNING,
+        "2 is dequeue-only, and all jobs of the queue live there: enqueues are refused",
+    )
+    found = look(every)["", "dequeue-only"]
+    assert (found.level, found.found) == (ERROR, "shard 1, 2 takes no new jobs, and no other does")
+    with Client(some) as client:
+        client.configure_queue("mail", max_running=None, rate="5/s")
+    assert look(some)["queue mail", "home shard"].level == OK
+
+
 def test_a_queue_of_another_format_is_an_error(server: Server) -> None:
     url = f"1={server.url},2={server.url}"
     with Client(url) as client:

@@ -127,7 +127,7 @@ def test_errors_and_logs_of_servers_that_refuse_or_are_gone(
             raised(lambda: client.enqueue("mail", b""))
             check(repr(client.settings), repr(client.session), str(client.session.shards), repr(client))
         asyncio.run(_work_for_a_while(named))
-    check(repr(Settings(url=named, shards={"1": named})), repr(RunOptions(app="x:y", url=named)))
+    check(repr(Settings(url=named, shards={"1": {"url": named}})), repr(RunOptions(app="x:y", url=named)))
     assert caplog.records
     check(caplog.text)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, InvalidArgument, PinLater, Queue, ServerUnavailable
-from pinlater.cli.command_base import DONE, NO, SERVER
+from pinlater.cli.command_base import DONE, NO, SERVER, USAGE
 from pinlater.client import settings_file
 from pinlater.running.read_options import options_of
 from pinlater.store.shards import ORIGIN_VARIABLE, resolve_shards
@@ -81,6 +81,49 @@ def test_paths_are_relative_to_the_directory_of_the_file(repository: Path, text:
     assert found == {
         name: url.replace("{}/..", str(repository.parent)).format(repository) for name, url in urls.items()
     }
+
+
+def test_a_shard_of_the_file_may_be_dequeue_only(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = repository / "pinlater.toml"
+    file.write_text('[shards]\n1 = "redis://a:1"\n2 = { url = "embedded://./b", dequeue_only = true }')
+    found = settings_file.servers()
+    directory = f"embedded://{repository}/b"
+    assert (found, found.dequeue_only) == ({"1": "redis://a:1", "2": directory}, frozenset("2"))
+    assert str(found) == f"1=redis://a:1, 2={directory} (dequeue-only) (from {file})"
+    assert options_of({"app": "a:b"}, None).shards
+    file.write_text("[shards]\n2 = { url = 'redis://:pw@b', dequeue_onyl = true }")
+    expected = "shards.2: unknown key 'dequeue_onyl'; did you mean 'dequeue_only'? expected one of url, dequeue_only"
+    for read in (settings_file.servers, lambda: options_of({"app": "a:b"}, None)):
+        with pytest.raises(InvalidArgument) as raised:
+            read()
+        assert expected in str(raised.value)
+    file.write_text("[shards]\n2 = 5")
+    with pytest.raises(InvalidArgument, match=f"^{file}: shards: expected names and URLs, got 2 = 5$"):
+        settings_file.servers()
+
+
+def test_worker_processes_and_commands_know_which_shards_are_dequeue_only(
+    repository: Path, environment: dict[str, str], run: Run, server: Server
+) -> None:
+    shards = f'1 = "{server.url}"\n2 = {{ url = "{server.url}", dequeue_only = true }}'
+    (repository / "pinlater.toml").write_text(f"[shards]\n{shards}")
+    Path("shop.py").write_text(ONE_TASK)
+    command = [sys.executable, "-m", "pinlater", "run", "shop:app", "--burst", "--processes", "2"]
+    log = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stderr
+    said = f"servers: 1={server.url}, 2={server.url} (dequeue-only) (from {repository}/pinlater.toml)"
+    assert len([line for line in log.splitlines() if line.endswith(said)]) == 3
+
+    named = ["--shard", f"1={server.url}", "--shard", f"2:dequeue_only={server.url}"]
+    for chosen in (["--url", f"1={server.url},2:dequeue_only={server.url}"], named):
+        assert "2 (dequeue-only)" in run("queue", "info", "default", *chosen).out
+        states = run("queue", "info", "default", "--json", *chosen).document["shards"]
+        assert [state["dequeue_only"] for state in states] == [False, True]
+        assert "dequeue-only, so without new jobs: shard 2" in run("queue", "ls", *chosen).err
+        enqueued = [run("job", "enqueue", "default", "x", *chosen).out for _ in range(6)]
+        assert all(":s1:" in descriptor for descriptor in enqueued)
+    wrong = run("queue", "ls", "--shard", f"2:drained={server.url}")
+    assert wrong.code == USAGE
+    assert "expected NAME=URL or NAME:dequeue_only=URL, got 2:drained=…" in wrong.err
 
 
 def test_a_file_names_one_url_or_shards(repository: Path) -> None:

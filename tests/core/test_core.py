@@ -273,13 +273,15 @@ def test_jobs_are_packed_as_the_twin_does(items: Any, body_limit: int, prioritie
 def test_jobs_are_packed_as_the_page_says() -> None:
     later = _core.NewJob(b"b", priority=2, run_after_ms=0x010203040506, attempts=0x0102, status="é")
     delayed = _core.NewJob(b"", delay_ms=7)
-    assert _core.pack_jobs([b"a", later, delayed], 1, 2) == (
+    spec, statuses, records = _core.pack_jobs([b"a", later, delayed], 1, 2)
+    assert (spec, statuses, list(records)) == (
         b"\x01\0\0\0\0\0\0\0\0\1" + b"\x02\x01\1\2\3\4\5\6\0\1" + b"\x01\x02\0\0\0\0\0\7\0\1",
         b"\0\1\0\2" + "é".encode(),
         [b"\1\0\2\1a", b"\1\1\2\2b", b"\1\0\2\1"],
     )
     assert _core.pack_jobs([_core.NewJob(b"a", priority=2, delay_ms=0)] * 2, 1, 2)[0] == b"\2" + bytes(8) + b"\2"
-    assert _core.pack_jobs([], 1, 2) == (b"", b"", [])
+    spec, statuses, records = _core.pack_jobs([], 1, 2)
+    assert (spec, statuses, list(records)) == (b"", b"", [])
 
 
 @pytest.mark.parametrize(

@@ -198,9 +198,11 @@ def test_acks_are_packed_as_the_page_says() -> None:
         + b"\2\0\0\1"
         + bytes(8)
         + b"\0\1",
+        b"",
         b"\0\1\0\2" + "é".encode(),
         [bytes(7) + b"\5", bytes(7) + b"\6", bytes(7) + b"\7"],
         [1, 2, 0],
+        True,
         True,
     )
     assert repr(batch) == "<AckBatch of 3 jobs of a/1>"
@@ -210,7 +212,7 @@ def test_releases_are_packed_as_the_page_says() -> None:
     jobs = [_core.Job("a", "1", 1, id, b"", TOKEN, 2, 2) for id in (5, 6)]
     [batch] = _core.group_releases(jobs)
     assert (batch.groups, batch.positions) == (b"\1\0\2" + TOKEN + b"\0\2", [0, 1])
-    assert (batch.statuses, batch.tokenless) == (b"", False)
+    assert (batch.sources, batch.statuses, batch.tokenless, batch.fails) == (b"", b"", False, False)
 
 
 def test_a_job_acked_twice_is_acked_once_and_success_wins() -> None:

@@ -215,7 +215,7 @@ def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Re
     scene = make_scene(client)
     before = snapshot(scene.wire)
     arguments: dict[str, tuple[Any, ...]] = {
-        "dry_run": (5, 1 << 20),
+        "dry_run": (5, 1 << 20, b""),
         "scan": (PENDING, 1, 0, b"", 5, 1, 1 << 20),
         "lookup": ("1", 1 << 20, b"\1", scene.failed[0]),
         "audit": (1, scene.failed[0], scene.claimed.token),
@@ -272,7 +272,8 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "ack, a run of none": lambda s: s.wire.write("ack", b"", ack_group(s, none=True), s.end().id),
     "ack, statuses cut off": lambda s: s.wire.write("ack", pack_more(b"\0\0\0\5ab"), ack_group(s), s.end().id),
     "ack, half of more": lambda s: s.wire.write("ack", b"\0\0", ack_group(s), s.end().id),
-    "ack, a source cut off": lambda s: s.wire.write("ack", b"\0\0\5abcd", ack_group(s), s.end().id),
+    "ack, sources cut off": lambda s: s.wire.write("ack", b"\0\0\5\4abc", ack_group(s), s.end().id),
+    "ack, a source cut off": lambda s: s.wire.write("ack", b"\0\0\5\5abcd", ack_group(s), s.end().id),
     "ack, half a status": lambda s: s.wire.write("ack", pack_more(b"\0\0\0"), ack_group(s), s.end().id),
     "release of priority 0": lambda s: s.wire.release(End(0, s.end().id, s.claimed.token)),
     "release, run too long": lambda s: s.wire.write(
@@ -324,7 +325,7 @@ def many(count: int) -> list[bytes]:
 
 
 def acks(count: int) -> list[End]:
-    return [End(1, id_, NO_TOKEN[:-1] + b"\1") for id_ in many(count)]
+    return [End(1, id_, b"\1" + NO_TOKEN[1:]) for id_ in many(count)]
 
 
 SIZED: dict[str, Callable[[Wire, int], Any]] = {
@@ -333,7 +334,7 @@ SIZED: dict[str, Callable[[Wire, int], Any]] = {
     "claim": lambda w, n: w.claim(n),
     "ack": lambda w, n: w.ack(*acks(n)),
     "fail": lambda w, n: w.ack(*(end._replace(failed=True, status=b"no") for end in acks(n))),
-    "ack without token": lambda w, n: w.ack(*(end._replace(token=NO_TOKEN) for end in acks(n)), source=b"worker"),
+    "ack without token": lambda w, n: w.ack(*(end._replace(token=NO_TOKEN) for end in acks(n)), sources=[b"worker"]),
     "release": lambda w, n: w.release(*acks(n)),
     "renew": lambda w, n: w.renew(*many(n)),
     "renew own": lambda w, n: w.renew(own=acks(n)),

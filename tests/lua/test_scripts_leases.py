@@ -33,11 +33,13 @@ from tests.support.wire_format import (
     NOW,
     PENDING,
     RUNNING,
+    End,
     Job,
     created_ms,
     ends,
     pack_checkpoint,
     settings,
+    source_number,
 )
 
 FreshServer = Callable[..., Server]
@@ -165,17 +167,69 @@ def test_without_a_token_the_source_decides(wire: Wire, source: bytes) -> None:
     claim = b"host:9010:1700000000000:" + source + b":42"
     without_token = [end._replace(token=NO_TOKEN) for end in ends(wire.claim(claim=claim))]
     for wrong in (b"other", source + b":42", b"1700000000000:" + source):
-        assert wire.ack(*without_token, source=wrong) == [0, 1, 2, 3]
+        assert wire.ack(*without_token, sources=[wrong]) == [0, 1, 2, 3]
         assert wire.release(*without_token, source=wrong) == [0, 1, 2, 3]
         assert wire.checkpoint(without_token[0], body=b"no", source=wrong) == [0]
-    assert wire.ack(without_token[0], source=source) == []
-    assert wire.ack(without_token[1]._replace(failed=True), source=source) == []
+    assert wire.ack(without_token[0], sources=[source]) == []
+    assert wire.ack(without_token[1]._replace(failed=True), sources=[source]) == []
     assert wire.release(without_token[2], source=source) == []
     assert wire.checkpoint(without_token[3], move=(NOW, 0), source=source) == []
-    assert wire.ack(without_token[0], source=source) == [0]
+    assert wire.ack(without_token[0], sources=[source]) == [0]
     assert lease_fields(wire) == (0, 0)
     assert sorted(drain(wire)) == [b"b", b"c", b"d"]
     assert is_clean(snapshot(wire))
+
+
+SOURCES = [b"", b"web:1", b"x" * 255]
+
+
+def claim_of_each(wire: Wire, source: bytes) -> list[End]:
+    """Two jobs of one lease, then one with its own; without their tokens."""
+    wire.enqueue_bodies(b"a", b"b", b"c")
+    claim = b"host:9010:1700000000000:" + source + b":42"
+    return ends(wire.claim(2, claim=claim)) + ends(wire.claim(1, claim=claim))
+
+
+def test_each_job_of_an_ack_names_a_source_of_its_own(wire: Wire) -> None:
+    jobs = [claim_of_each(wire, source) for source in SOURCES]
+    # each job names each source once, the right one last: of three sources, only that one ends it
+    for turn in (1, 2, 0):
+        named = [
+            end._replace(token=source_number((number + turn) % 3), failed=end is part[0])
+            for number, part in enumerate(jobs)
+            for end in part
+        ]
+        assert wire.ack(*named, sources=SOURCES) == ([] if turn == 0 else list(range(9)))
+    assert lease_fields(wire) == (0, 0)
+    assert sorted(drain(wire)) == [b"a"] * 3
+
+
+def test_an_ack_may_mix_tokens_and_sources(wire: Wire) -> None:
+    a, b, c = claim_of_each(wire, b"web")
+    x, y, z = claim_of_each(wire, b"other")
+    mixed = [a, b._replace(token=source_number(1)), y._replace(token=source_number(1)), x, z._replace(token=bytes(8))]
+    assert wire.ack(*mixed, c, sources=[b"other", b"web"]) == [2]
+
+
+def test_a_job_of_no_source_is_refused(wire: Wire) -> None:
+    parts = [claim_of_each(wire, source) for source in (b"", b"web")]
+    without = [end._replace(token=source_number(at)) for at, part in zip((0, 1), parts, strict=True) for end in part]
+    before = snapshot(wire, lane=False)
+    assert wire.ack(*without) == list(range(6))
+    assert wire.ack(*without, sources=[b"we"]) == list(range(6))
+    assert wire.release(*without[3:], source=b"web") == [0, 1, 2]
+    assert wire.checkpoint(without[3], body=b"no", source=b"web") == [0]
+    assert snapshot(wire, lane=False) == before
+
+
+def test_any_source_will_do_if_the_ack_says_so(wire: Wire) -> None:
+    jobs = [end for source in SOURCES for end in claim_of_each(wire, source)]
+    (waiting,) = wire.enqueue_bodies(b"not claimed")
+    named = [end._replace(token=source_number(at % 2)) for at, end in enumerate(jobs)]
+    wrong_token = jobs[0]._replace(token=b"\1" + bytes(7))
+    assert wire.ack(wrong_token, *named, End(1, waiting, NO_TOKEN), any_source=True) == [0, 10]
+    assert wire.ack(*named, any_source=True) == list(range(9))
+    assert drain(wire) == [b"not claimed"]
 
 
 def test_tombstones_are_left_only_for_jobs_that_end(wire: Wire) -> None:

@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+import redis
 
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, drain, is_clean, jump, snapshot
-from tests.support.wire_format import ABSOLUTE, DELAY, Claimed, Job, created_ms, ends, number, record
+from tests.support.wire_format import ABSOLUTE, DELAY, Claimed, Job, created_ms, ends, number, record, settings
 
 EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
 FreshServer = Callable[..., Server]
@@ -71,6 +72,61 @@ def test_a_dry_run_shows_what_the_claim_gives(wire: Wire) -> None:
         assert shown.bodies == claimed.bodies
         assert shown.left == claimed.left
         assert wire.release(*ends(claimed)) == []
+
+
+@pytest.mark.parametrize(("limit", "budget"), [(1, MIB), (7, MIB), (1000, 500), (1000, MIB)])
+def test_pages_of_a_dry_run_show_what_a_claim_gives(wire: Wire, limit: int, budget: int) -> None:
+    now_ms = created_ms(wire.h)
+    ids = wire.enqueue(*(Job(b"%d" % i * 40, 1 + i % 3, ABSOLUTE, now_ms - 40 + i // 6) for i in range(60)))
+    for i, id_ in enumerate(wire.enqueue(*(Job(b"due%d" % i, 2) for i in range(9)))):
+        wire.client.zrem(wire.key("ready:2"), id_)
+        wire.client.zadd(wire.key("scheduled:2"), {id_: now_ms - 38 + i})
+    for sixteenth in (3, 1, 2):  # as after leases that ended unconfirmed
+        (id_,) = wire.enqueue_bodies(b"sixteenth%d" % sixteenth)
+        wire.client.zrem(wire.key("ready:1"), id_)
+        wire.client.zadd(wire.key("ready:1"), {id_ + b"\1": now_ms - 35 + sixteenth / 16})
+    wire.client.hdel(wire.key("jobs"), *ids[:4], ids[-1])
+    bodies, after, pages = list[bytes](), b"", 0
+    while after or not pages:
+        shown, after = wire.dry_page(limit, budget, after)
+        bodies, pages = bodies + shown.bodies, pages + 1
+        assert len(shown.jobs) <= limit
+        assert pages <= 100
+    assert (pages == 1) == (limit > 7 and budget == MIB)
+    assert shown.left == [0, 0, 0]
+    wire.set_head(due_ms=now_ms - 100)
+    assert bodies == drain(wire)
+    assert [body for body in bodies if body.startswith(b"six")] == [b"sixteenth1", b"sixteenth2", b"sixteenth3"]
+
+
+def test_a_dry_run_goes_on_behind_a_job_that_was_removed(wire: Wire) -> None:
+    wire.enqueue_bodies(b"a", b"b", b"c")
+    shown, after = wire.dry_page(2)
+    assert (shown.bodies, shown.left) == ([b"a", b"b"], [1, 0, 0])
+    wire.succeed(wire.claim(2))
+    wire.enqueue_bodies(b"d")
+    assert wire.dry_page(2, after=after)[0].bodies == [b"c", b"d"]
+    with pytest.raises(redis.ResponseError, match="BAD_REQUEST after"):
+        wire.dry_page(after=b"\1short")
+
+
+def test_a_dry_run_of_a_paused_queue_has_no_next_page(wire: Wire) -> None:
+    wire.configure(settings(flags=1))
+    wire.enqueue_bodies(b"a")
+    shown, after = wire.dry_page()
+    assert (shown.jobs, shown.limited, after) == ([], 1, b"")
+
+
+def test_a_dry_run_shows_no_jobs_until_a_pause_ends(wire: Wire) -> None:
+    wire.enqueue_bodies(b"a")
+    wire.pause(60_000)
+    shown, after = wire.dry_page()
+    assert (shown.jobs, shown.limited, shown.left, after) == ([], 1, [1, 0, 0], b"")
+    past_ms = created_ms(wire.h)
+    # one that begins in the future: the clock went back, and it begins again
+    for begin_ms, end_ms, bodies in ((past_ms - 9, past_ms - 1, [b"a"]), (past_ms + 600_000, past_ms + 660_000, [])):
+        wire.client.hset(wire.key("meta"), "pause", begin_ms.to_bytes(6, "big") + end_ms.to_bytes(6, "big"))
+        assert wire.dry_page()[0].bodies == bodies
 
 
 def test_a_dry_run_tells_the_attempts_that_are_left(wire: Wire) -> None:

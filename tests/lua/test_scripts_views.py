@@ -98,6 +98,32 @@ def test_scans_of_the_other_states_give_every_job(wire: Wire) -> None:
     assert scan_all(wire, PENDING, lambda: None) == []
 
 
+def test_a_page_of_running_jobs_keeps_its_limit(wire: Wire) -> None:
+    """HSCAN gives a small hash as a whole."""
+    ids = wire.enqueue(*(Job(b"") for _ in range(40)))
+    wire.claim()
+    for limit in (1, 7, 39, 40):
+        found, cursor, sizes = list[bytes](), b"", list[int]()
+        while cursor or not sizes:
+            page, cursor = wire.scan(RUNNING, cursor, limit=limit)
+            found, sizes = found + [info.id for info in page], [*sizes, len(page)]
+            assert len(sizes) <= 41
+        assert sorted(set(found)) == sorted(ids)
+        assert max(sizes) <= limit
+
+
+def test_a_scan_tells_the_sixteenths_of_each_score(wire: Wire) -> None:
+    ids = wire.enqueue(*(Job(b"") for _ in range(3)))
+    for id_, score in zip(ids, (1000.5, 1000, 1000 + 15 / 16), strict=True):
+        wire.client.zrem(wire.key("ready:1"), id_)
+        wire.client.zadd(wire.key("ready:1"), {id_ + b"\1": score})
+    cursor, sixteenths, *infos = wire.read("scan", PENDING, 1, 0, b"", 2, 0, 1 << 20)
+    assert (cursor, sixteenths) == (ids[0] + b"1000.5000", b"\x0f\x08")
+    assert [info[2:10] for info in infos] == [ids[2], ids[0]]
+    cursor, sixteenths, *infos = wire.read("scan", PENDING, 1, 0, cursor, 2, 0, 1 << 20)
+    assert (cursor, sixteenths, [info[2:10] for info in infos]) == (b"", b"\0", [ids[1]])
+
+
 @pytest.mark.parametrize("budget", [45_000, 5_000])
 @pytest.mark.parametrize("state", [PENDING, RUNNING, FAILED])
 def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(wire: Wire, state: bytes, budget: int) -> None:

@@ -157,7 +157,7 @@ def of_descriptors() -> Iterator[tuple[str, Call, str]]:
 def of_numbers() -> Iterator[tuple[str, Call, str]]:
     methods: list[tuple[str, str, Callable[[Calls, Any], Any], tuple[Any, ...]]] = [
         ("dequeue", "limit", lambda c, n: c.dequeue("q", n), ()),
-        ("dry run", "limit", lambda c, n: c.dequeue("q", n, dry_run=True), (1001,)),
+        ("dry run", "limit", lambda c, n: c.dequeue("q", n, dry_run=True), (2**31,)),
         ("scan", "limit", lambda c, n: c.scan("q", page_size=n), (0, 1001)),
         ("scan_page", "limit", lambda c, n: c.scan_page("q", limit=n), (0, 1001)),
         ("retry_failed", "limit", lambda c, n: c.retry_failed("q", limit=n), ()),
@@ -307,9 +307,10 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ],
     ({"url": URL, "shards": {"1": URL}}, "a URL or shards, got both"),
     ({"shards": {}}, "shards: expected at least one"),
-    *[({"shards": shards}, "shards: expected a mapping") for shards in ([URL], "text", 1, {("1", URL)})],
+    *[({"shards": shards}, "shards: expected names and URLs, got") for shards in ([URL], "text", 1, {("1", URL)})],
     *[({"shards": {name: URL}}, "shard name: expected") for name in ("", "a b", "x" * 33, "é", 1, None)],
-    *[({"shards": {"1": url}}, "URL: expected") for url in ("", "http://x", None, 1, b"redis://x")],
+    *[({"shards": {"1": url}}, "URL: expected") for url in ("", "http://x")],
+    *[({"shards": {"1": url}}, "shards: expected names and URLs, got 1 = ") for url in (None, 1, b"redis://x")],
     *[({"source": source}, "source: expected 1 to 255") for source in ("", "x" * 256, "é" * 128, 1, b"x", "\ud800")],
     *[
         ({name: value}, f"{name}: expected seconds, more than 0 and at most 600, got")

@@ -7,6 +7,7 @@ Risks: hints of what is left are up to 50 ms old; a test that needs an exact ans
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pinlater import Client, CountsByState, NewJob, QueueConfig
-from pinlater.model.errors import PartialDelete, PartialEnqueue, ServerUnavailable
+from pinlater.model.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, ServerUnavailable
 from pinlater.model.queue_config import StoredConfig
 from pinlater.operations.shard_quotas import share_out
 from pinlater.store.keys import queue_key, remnant_field, remnant_keys
@@ -59,6 +60,29 @@ def stored(server: Server, shard: str) -> StoredConfig | None:
 def forget_hints(calls: Calls) -> None:
     for queue_shard in calls.client.session.queue_shards("q"):
         queue_shard.left_at_s = float("-inf")
+
+
+# a shard that was away
+
+
+def test_no_job_follows_one_that_was_sent_and_not_answered(
+    server: Server, fresh_server: FreshServer, make: Callable[..., Calls]
+) -> None:
+    silent = fresh_server()
+    calls = make(shards={"a": server.url, "b": silent.url}, timeout_s=0.5)
+    calls.create_queue("q")
+    first, second = calls.client.session.queue_shards("q")
+    first.silent_until_s = float("inf")  # so that the other one is asked first
+    calls.enqueue("q", b"")
+    silent.pause()
+    try:
+        with pytest.raises(OutcomeUnknown):
+            calls.enqueue("q", b"")
+    finally:
+        silent.resume()
+    assert second.silent_until_s > time.monotonic()
+    first.silent_until_s = float("-inf")
+    assert shard_of(calls.enqueue("q", b"")) == "a"
 
 
 # fairness
@@ -279,6 +303,19 @@ def test_dequeue_goes_on_without_a_shard_that_is_away(server: Server, away: Serv
     away.start()
     with Client(shards=shards) as other:
         assert [job.body for job in other.dequeue("q", 9)] == [b"away"]
+
+
+def test_a_dequeue_passes_over_the_only_shard_where_it_saw_jobs_if_that_is_away(
+    server: Server, away: Server, make: Callable[..., Calls]
+) -> None:
+    calls = make(shards={"here": server.url, "away": away.url}, timeout_s=1)
+    calls.create_queue("q")
+    calls.enqueue_many("q", [NewJob(b"", key=key_of("away", ["here", "away"]))] * 9)
+    assert len(calls.dequeue("q", 1)) == 1
+    away.stop()
+    for queue_shard in calls.client.session.queue_shards("q"):
+        queue_shard.left_at_s = float("inf")  # the hints still count
+    assert calls.dequeue("q", 1) == []
 
 
 def test_a_large_enqueue_with_a_part_that_no_shard_takes(

@@ -16,6 +16,8 @@ import redis
 
 from pinlater import Ack, Checkpoint, Client, NewJob, QueueConfig
 from pinlater.archive.moving_job import MovingJob
+from pinlater.operations.inspect import DEQUEUE_BYTES
+from pinlater.operations.scans import scan_merged
 from pinlater.store.requests import read, write
 from pinlater.store.scripts import load_scripts
 from tests.support.servers import Server
@@ -118,7 +120,8 @@ def test_no_call_reads_more_large_records_than_it_gives(client: Client, calls: C
         lambda: list(client.scan("q", with_body=True, page_size=count)),
     ]
     dry, *found = [(calls.of(run), calls.most("jobs")) for run in reads]
-    assert 0 < len(dry[0]) <= dry[1] <= most
+    assert DEQUEUE_BYTES <= len(dry[0]) * LARGE <= DEQUEUE_BYTES + CALL_BYTES
+    assert 0 < dry[1] <= most
     assert [len(jobs) for jobs, _ in found] == [count] * 4
     assert all(0 < read <= most for _, read in found), found
 
@@ -133,6 +136,22 @@ def test_no_call_reads_more_large_records_than_it_gives(client: Client, calls: C
     assert calls.of(lambda: client.checkpoint(*progress)) == []
     assert calls.most("jobs") <= most
     assert {info.attempts_allowed for info in client.lookup(names).values()} == {3}
+
+
+def test_shards_share_what_a_dry_run_and_a_merged_scan_read(server: Server, calls: Calls) -> None:
+    with Client(shards=dict.fromkeys("abcd", server.url)) as client:
+        client.create_queue("q")
+        for first in range(0, 1200, 100):  # each call is placed on one shard
+            client.enqueue_many("q", [NewJob(b"%d" % first, priority=1 + first % 3)] * 100)
+        session = client.session
+
+        def read_of(run: Callable[[], Any]) -> int:
+            calls.of(run)
+            return sum(len(keys.get("jobs", [])) for _, keys in calls.read)
+
+        assert read_of(lambda: client.dequeue("q", 400, dry_run=True)) == 400
+        page = partial(scan_merged, session, "q", "pending", None, False, False, 400, "")
+        assert 400 <= read_of(lambda: client.run(page)) <= 3 * 400
 
 
 def test_a_large_record_among_small_ones_is_not_read_by_the_way(client: Client, calls: Calls) -> None:

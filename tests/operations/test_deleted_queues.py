@@ -23,7 +23,7 @@ from tests.conftest import FreshServer
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import KINDS, Kind, Server
 
-QUEUES = 2_000
+QUEUES = 500
 MOST_BYTES = 40
 PASSWORD = "correct-horse"  # noqa: S105
 

@@ -293,18 +293,16 @@ class LimitsMachine(RuleBasedStateMachine):
 
 
 #: Examples by shards.
-FEW = {1: 12, 3: 8}
-THOROUGHLY = 30
+EXAMPLES = dict.fromkeys((1, 3), 5000) if CAMPAIGN else {1: 12, 3: 8}
 
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 300)
-@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.thorough("limits"))], ids=["few", "many"])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_limits_hold_in_any_order(shards: int, many: bool) -> None:
+@pytest.mark.parametrize("shards", EXAMPLES)
+def test_limits_hold_in_any_order(shards: int) -> None:
     run_state_machine_as_test(
         type("OnShards", (LimitsMachine,), {"shards": shards}),
         settings=settings(
-            max_examples=5000 if CAMPAIGN else THOROUGHLY if many else FEW[shards],
+            max_examples=EXAMPLES[shards],
             stateful_step_count=100 if CAMPAIGN else 50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -94,7 +94,7 @@ def before(value: str | None) -> Calls:
 
 MANY = pytest.mark.thorough("orders")
 #: So many of the thousands of orders of a long race; None: all.
-SAMPLE = None if os.environ.get("PINLATER_CAMPAIGN") else 150
+SAMPLE = None if os.environ.get("PINLATER_CAMPAIGN") else 40
 
 
 def short(*values: Any, id: str) -> Any:

@@ -70,7 +70,7 @@ def test_checkpoints_leave_in_calls_of_bounded_size(fresh_server: FreshServer, k
     calls.close()
 
 
-@pytest.mark.thorough("sizes")
+@pytest.mark.campaign("sizes")
 @pytest.mark.parametrize("kind", CALLS_KINDS)
 def test_a_thousand_checkpoints_of_a_mebibyte_pass_a_small_query_buffer(
     fresh_server: FreshServer, kind: CallsKind

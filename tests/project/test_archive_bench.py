@@ -22,7 +22,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.thorough("minutes")
+@pytest.mark.campaign("minutes")
 def test_the_bench_of_the_archive_has_its_figures(tmp_path: Path) -> None:
     require(MARIADB)
     require(PYMYSQL)

@@ -6,7 +6,6 @@ record that a SIGKILL cut off before it was written makes a run look shorter, ne
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -21,7 +20,6 @@ from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import Line, Record, WorkerProcesses, body
 from tests.support.servers import wait_until
 
-CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 JOBS, FEW_JOBS = 10_000, 4_000  # of a round
 WORKERS = 4
 CONFIG: dict[str, Any] = {"concurrency": 20, "tick_s": 0.5, "retry_delay_ms": 50}
@@ -125,10 +123,10 @@ def test_a_round_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
     chaos(fresh_server, tmp_path, FEW_JOBS, 0.0)
 
 
-@pytest.mark.thorough("minutes")
+@pytest.mark.campaign("minutes")
 @pytest.mark.timeout(600)
 def test_rounds_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
-    chaos(fresh_server, tmp_path, JOBS, 60.0 if CAMPAIGN else 12.0)
+    chaos(fresh_server, tmp_path, JOBS, 60.0)
 
 
 def test_overlaps_are_found() -> None:

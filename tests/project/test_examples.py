@@ -58,4 +58,4 @@ def test_resumable_import(run: Callable[[str], list[str]]) -> None:
 
 def test_the_readme_names_each() -> None:
     named = re.findall(r"`python examples/(\w+)\.py[^`]*`", (ROOT / "README.md").read_text("utf-8"))
-    assert set(named) == {"thumbnails", "fan_out", "resumable_import"}
+    assert set(named) == {"thumbnails", "fan_out", "resumable_import", "thrift_client"}

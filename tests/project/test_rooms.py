@@ -30,6 +30,7 @@ ROOMS = [
     "worker",
     "tasks",
     "running",
+    "server",
     "testing",
     "cli",
 ]

@@ -16,8 +16,10 @@ from tests.support.servers import Server, wait_until
 
 __all__ = ["runs"]  # a fixture
 
+CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 #: How a poison job kills its process in the longest of these tests.
-HOWS = ["signal", "exit", "memory"] if os.environ.get("PINLATER_CAMPAIGN") else ["signal"]
+HOWS = ["signal", "exit", "memory"] if CAMPAIGN else ["signal"]
+FEW_KINDS = [("async", 200), ("thread", 0)]
 
 TASKS = """
 async def last(seconds):
@@ -124,9 +126,9 @@ def test_no_innocent_fails_or_crashes_twice(server: Server, runs: Callable[..., 
 @THOROUGH
 def test_no_innocent_of_6_s_fails_at_the_lowest_limit(server: Server, runs: Callable[..., AppRuns], how: str) -> None:
     """Ten innocents, async and in threads, in fresh processes and in such that have run jobs. These cases run side by
-    side.
+    side, in a campaign each of these with each of those.
     """
-    kinds = [(kind, before) for kind in ("async", "thread") for before in (0, 200)]
+    kinds = [(kind, before) for kind in ("async", "thread") for before in (0, 200)] if CAMPAIGN else FEW_KINDS
     with PinLater(server.url) as app, Client(server.url) as client:
         cases = [Case(client, app, runs(server.url, TASKS), f"{kind}{before}", 2) for kind, before in kinds]
         for case, (_, before) in zip(cases, kinds, strict=True):
@@ -163,7 +165,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("innocents", "seconds"), [(8, "0.3"), pytest.param(20, "1.5", marks=THOROUGH)], ids=["few", "many"]
+    ("innocents", "seconds"),
+    [(8, "0.3"), pytest.param(20, "1.5", marks=pytest.mark.campaign("crashes"))],
+    ids=["few", "many"],
 )
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_no_innocent_fails_without_a_supervisor(

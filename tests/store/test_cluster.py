@@ -150,7 +150,7 @@ MORE: list[Callable[[Scene], Any]] = [
     lambda s: s.wire.configure(settings(refuse_above=99)) and s.wire.prepare(1),
     lambda s: s.wire.checkpoint(s.end(0), move=(NOW, 0)) + s.wire.checkpoint(s.end(1), move=(DELAY, 9)),
     lambda s: s.wire.ack(
-        s.end(0, token=NO_TOKEN), s.end(2, failed=True), s.end(3, failed=True, delay_ms=9), source=b"worker"
+        s.end(0, token=NO_TOKEN), s.end(2, failed=True), s.end(3, failed=True, delay_ms=9), sources=[b"worker"]
     ),
     lambda s: s.wire.configure(settings()) and s.wire.ack(s.end(0)),
     lambda s: s.wire.release(s.end(0, token=NO_TOKEN), source=b"worker") + s.wire.release(*ends(s.claimed)),

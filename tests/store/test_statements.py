@@ -6,6 +6,7 @@ Promises: each statement runs on a real MySQL. What stands in `statements.sql` i
 from __future__ import annotations
 
 import ast
+import functools
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +46,16 @@ def _strings(node: ast.AST) -> set[str]:
     return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
 
-TREES = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")]
+@functools.cache
+def _trees() -> list[ast.Module]:
+    """The modules of the package. They are parsed when a test first asks, not in each process that collects tests."""
+    return [ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")]
 
 
 def _run_by_name() -> set[str]:
     """Names that the package passes to `sql.run(…)` and the like, and to `query(database, …)`."""
     found = set[str]()
-    for tree in TREES:
+    for tree in _trees():
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="sql"), attr=method), args=[name, *_]):
@@ -63,7 +67,7 @@ def _run_by_name() -> set[str]:
 
 def test_the_code_names_each_statement_and_no_other() -> None:
     assert _run_by_name() - set(load_statements()) == set()
-    assert set(load_statements()) - set[str]().union(*map(_strings, TREES)) == set()
+    assert set(load_statements()) - set[str]().union(*map(_strings, _trees())) == set()
     assert len(_run_by_name()) > 20
 
 

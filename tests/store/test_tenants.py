@@ -276,10 +276,10 @@ async def test_a_list_that_cannot_be_read_leaves_monitors_what_they_know(
         assert monitor.watches == watches
         assert "queues not listed: SMEMBERS of the registry of" in caplog.text
 
-        async def fails() -> list[str]:
+        def fails(*_: object) -> list[str]:
             raise RuntimeError("not foreseen")
 
-        monkeypatch.setattr(client, "queue_names", fails)
+        monkeypatch.setattr(monitor_module, "queue_names", fails)
         await monitor.run_once()
         assert monitor.watches == watches
         assert "RuntimeError: not foreseen" in caplog.text

@@ -14,9 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from sysconfig import get_config_var
+from typing import Final, NamedTuple
 
 import pytest
+
+from tests.support.paths import ROOT
+
+FUZZER: Final = ROOT / "rust" / "fuzz" / "Cargo.toml"
 
 
 class Requirement(NamedTuple):
@@ -38,6 +43,10 @@ def faketime_library() -> Path:
     return home / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
+def _python_library() -> Path:
+    return Path(str(get_config_var("LIBDIR"))) / str(get_config_var("LDLIBRARY"))
+
+
 def _succeeds(*command: str) -> bool:
     try:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
@@ -55,6 +64,25 @@ SETPRIV = _tool("setpriv", "apt-get install util-linux")
 C_COMPILER = _tool("cc", "apt-get install gcc libc6-dev")
 BASH = _tool("bash", "apt-get install bash")
 ACTIONLINT = _tool("actionlint", "go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
+THRIFT = _tool("thrift", "apt-get install thrift-compiler")
+GO = _tool("go", "apt-get install golang-go")
+GO_THRIFT = Requirement(
+    "Apache Thrift's library for Go is not in Go's module cache",
+    lambda: _succeeds("env", "GOPROXY=off", "go", "mod", "download", "github.com/apache/thrift@v0.17.0"),
+    "go mod download github.com/apache/thrift@v0.17.0",
+)
+CARGO = _tool("cargo", "apt-get install rustup")
+CXX = _tool("c++", "apt-get install g++")
+PYTHON_LIBRARY = Requirement(
+    "this Python has no shared library to link with",
+    lambda: bool(get_config_var("Py_ENABLE_SHARED") and _python_library().exists()),
+    "apt-get install python3-dev",
+)
+FUZZER_CRATES = Requirement(
+    "crates of the fuzzer are not in Cargo's cache",
+    lambda: _succeeds("cargo", "fetch", "--locked", "--offline", "--manifest-path", str(FUZZER)),
+    "cargo fetch --locked --manifest-path rust/fuzz/Cargo.toml",
+)
 LIBFAKETIME = Requirement(
     "libfaketime is not installed",
     lambda: faketime_library().exists(),
@@ -64,6 +92,11 @@ WEB = Requirement(
     "FastAPI, Flask, httpx2 or uvicorn is not installed",
     lambda: all(map(find_spec, ("fastapi", "flask", "httpx2", "uvicorn"))),
     f"{sys.executable} -m pip install --group web",
+)
+LOCUST = Requirement(
+    "locust is not installed",
+    lambda: find_spec("locust") is not None,
+    f"{sys.executable} -m pip install --group load",
 )
 TIME_NAMESPACE = Requirement(
     "no time namespace can be made",
@@ -88,8 +121,16 @@ REQUIREMENTS = (
     C_COMPILER,
     BASH,
     ACTIONLINT,
+    THRIFT,
+    GO,
+    GO_THRIFT,
+    CARGO,
+    CXX,
+    PYTHON_LIBRARY,
+    FUZZER_CRATES,
     LIBFAKETIME,
     WEB,
+    LOCUST,
     EAGER_TASKS,
     TIME_NAMESPACE,
 )

@@ -45,14 +45,15 @@ async def note(text: str, seconds: float = 0.0) -> None:
 async def version() -> None:
     line(f"version-{VERSION}")
 
-async def until(gate: str) -> None:
+async def until(gate: str, note: str = "") -> None:
+    if note:
+        line(note)
     while not Path(gate).exists():
         await asyncio.sleep(0.01)
 
 @app.task(name="wait")
 async def wait(gate: str) -> None:
-    line("waits")
-    await until(gate)
+    await until(gate, "waits")
     line("waited")
 
 @app.task(name="block")

@@ -76,10 +76,21 @@ class AckBatch(NamedTuple):
     shard: str
     flags: bytes
     groups: bytes
+    sources: bytes
     statuses: bytes
     ids: list[bytes]
     positions: list[int]
     tokenless: bool
+    fails: bool
+
+
+class AckCall(NamedTuple):
+    """A call of ackDequeuedJobs. acks: kind, descriptor, status, delay_ms. named: all shards."""
+
+    source: str
+    queue: str
+    acks: list[tuple[int, str, str, int]]
+    named: list[str]
 
 
 class _Ack(NamedTuple):
@@ -246,9 +257,28 @@ def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool 
     return [_pack_acks(chunk, bytes([tombstone]), False) for chunk in _ack_chunks(acks)]
 
 
+def group_ack_calls(calls: Sequence[AckCall], any_source: bool, most: int) -> list[AckBatch]:
+    """As `group_ack_calls`."""
+    items = [(call, *ack) for call in calls for ack in call.acks]
+    acks = [
+        _Ack(*_target(item, kind), delay_ms, status, position)
+        for position, (_, kind, item, status, delay_ms) in enumerate(items)
+    ]
+    longest = 0 if any_source else max((len(call.source.encode()) for call in calls), default=0)
+    batches = []
+    for chunk in _ack_chunks(acks, max(1, min(most, MAX_BATCH, 65_535 // (1 + longest)))):
+        sources = [] if any_source else list(dict.fromkeys(items[ack.position][0].source for ack in chunk))
+        numbers = [sources.index(items[ack.position][0].source) if sources else 0 for ack in chunk]
+        named = [ack._replace(token=number.to_bytes(8, "big")) for ack, number in zip(chunk, numbers, strict=True)]
+        block = b"".join(bytes([len(name.encode())]) + name.encode() for name in sources)
+        packed = _pack_acks(named, bytes([2 * any_source]), False)
+        batches.append(packed._replace(sources=block, tokenless=True))
+    return batches
+
+
 def group_releases(jobs: Sequence[Any]) -> list[AckBatch]:
     """As `group_releases`."""
-    acks = [_Ack(*_target(job), 0, "", position) for position, job in enumerate(jobs)]
+    acks = [_Ack(*_target(job, 0), 0, "", position) for position, job in enumerate(jobs)]
     return [_pack_acks(chunk, b"\0", True) for chunk in _ack_chunks(acks)]
 
 
@@ -405,7 +435,7 @@ def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None, bool]]:
         yield from zip([priority] * count, ids, attempts, crashed, strict=True)
 
 
-def _target(item: Any, kind: int = 1) -> tuple[str, str, int, int, int, bytes]:
+def _target(item: Any, kind: int) -> tuple[str, str, int, int, int, bytes]:
     """queue, shard, priority, kind, id, token"""
     if hasattr(item, "attempts_remaining"):
         return item.queue, item.shard, item.priority, kind, item.id, item.token
@@ -427,7 +457,7 @@ def _read_ack(item: Any, kind: int, position: int) -> _Ack:
     return _Ack(*_target(item, kind), delay_ms, _status(status), position)
 
 
-def _ack_chunks(acks: list[_Ack]) -> Iterator[list[_Ack]]:
+def _ack_chunks(acks: list[_Ack], most: int = MAX_BATCH) -> Iterator[list[_Ack]]:
     seen: dict[tuple[str, str, int, int], set[bytes]] = {}
     shards: dict[tuple[str, str], list[_Ack]] = {}
     for ack in acks:
@@ -437,7 +467,7 @@ def _ack_chunks(acks: list[_Ack]) -> Iterator[list[_Ack]]:
             tokens.add(ack.token)
             shard.append(ack)
     for shard in shards.values():
-        yield from _chunks(shard, MAX_BATCH)
+        yield from _chunks(shard, most)
 
 
 def _pack_acks(chunk: list[_Ack], flags: bytes, release: bool) -> AckBatch:
@@ -454,7 +484,8 @@ def _pack_acks(chunk: list[_Ack], flags: bytes, release: bool) -> AckBatch:
         statuses += _status_run(position, ack.status)
     ids = [ack.id.to_bytes(8, "big") for ack in chunk]
     at, tokenless = [ack.position for ack in chunk], any(ack.token == NO_TOKEN for ack in chunk)
-    return AckBatch(*chunk[0][:2], flags, bytes(groups), bytes(statuses), ids, at, tokenless)
+    fails = any(ack.kind == 1 for ack in chunk)
+    return AckBatch(*chunk[0][:2], flags, bytes(groups), b"", bytes(statuses), ids, at, tokenless, fails)
 
 
 def _sized(packed: bytes, at: int) -> tuple[bytes, int]:

@@ -223,9 +223,16 @@ class Wire:
         return unpack_claim(self.again())
 
     def dry_run(self, limit: int = 1000, budget: int = BUDGET_BYTES) -> Claimed:
-        return unpack_claim(self.read("dry_run", limit, budget))
+        return self.dry_page(limit, budget)[0]
 
-    def ack(self, *ends: End, source: bytes = b"", tombstones: bool = False) -> list[int]:
+    def dry_page(self, limit: int = 1000, budget: int = BUDGET_BYTES, after: bytes = b"") -> tuple[Claimed, bytes]:
+        """What a claim would give behind a position, and the next position (empty at the end)."""
+        after, *claim = self.read("dry_run", limit, budget, after)
+        return unpack_claim(claim), after
+
+    def ack(
+        self, *ends: End, sources: Sequence[bytes] = (), tombstones: bool = False, any_source: bool = False
+    ) -> list[int]:
         """Acks in groups by priority and kind, in the order given; returns refused positions."""
         groups = b""
         for (priority, failed), run in itertools.groupby(ends, key=lambda end: (end.priority, end.failed)):
@@ -233,7 +240,7 @@ class Wire:
             groups += struct.pack(">BBH", priority, failed, len(part)) + pack_runs(end.token for end in part)
             groups += b"".join(end.delay_ms.to_bytes(6, "big") for end in part if failed)
         texts, ids = pack_statuses(end.status for end in ends), [end.id for end in ends]
-        more = pack_more(texts, source, tombstones)
+        more = pack_more(texts, sources, tombstones, any_source)
         return unpack_positions(self.write("ack", more, groups, *ids)[0])
 
     def succeed(self, claimed: Claimed) -> list[int]:
@@ -460,7 +467,7 @@ class Wire:
         """One page and the next cursor (empty at the end)."""
         words = (state, priority, int(future), cursor, limit, int(bodies), budget)
         reply = self.read("scan", *words)
-        return [unpack_info(one) for one in reply[1:]], reply[0]
+        return [unpack_info(one) for one in reply[2:]], reply[0]
 
     def audit(
         self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), priority: int = 1

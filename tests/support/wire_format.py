@@ -326,9 +326,17 @@ def unpack_info(packed: bytes) -> Info:
     return Info(*head, status, claim, body)
 
 
-def pack_more(statuses: bytes, source: bytes = b"", tombstones: bool = False) -> bytes:
-    """The details of an ack, which follow its groups."""
-    return struct.pack(">BH", tombstones, len(source)) + source + statuses if statuses or source or tombstones else b""
+def source_number(number: int) -> bytes:
+    """What stands for the token of a job that names a source instead."""
+    return number.to_bytes(8, "big")
+
+
+def pack_more(
+    statuses: bytes, sources: Sequence[bytes] = (), tombstones: bool = False, any_source: bool = False
+) -> bytes:
+    """The argument `more` of an ack."""
+    options, block = tombstones + 2 * any_source, b"".join(bytes([len(source)]) + source for source in sources)
+    return struct.pack(">BH", options, len(block)) + block + statuses if statuses or block or options else b""
 
 
 def pack_checkpoint(

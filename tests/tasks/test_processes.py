@@ -122,7 +122,7 @@ async def test_results_come_from_processes(out: Path) -> None:
 
 
 @on_loop
-async def test_arguments_and_results_of_a_process_are_what_annotations_say() -> None:
+async def test_arguments_and_results_of_a_process_are_what_annotations_say(out: Path) -> None:
     day = datetime.date(2026, 11, 22)
     async with app:
         handle = await calls_app.price_on.aenqueue(day, {day: Decimal("1.50")})

@@ -176,22 +176,21 @@ def test_calls_share_their_connections() -> None:
     provider = parts_of(app).clients.provider
     assert isinstance(provider, Immediate)
     note.enqueue(1)
-    note.enqueue(2)
 
-    def clients() -> set[str]:  # the worker's renewer is made anew, if it connects at all
+    def connections() -> set[str]:  # not the worker's renewer: it is made anew, if it connects at all
         with redis.Redis.from_url(provider.url(), protocol=2, client_name="look") as look:
-            return {each["id"] for each in look.client_list() if each["name"] not in ("look", "pinlater-renewer")}
+            return {each["id"] for each in look.client_list() if each["name"] == "pinlater"}
 
-    peers = clients()
-    assert peers
-    note.enqueue(3)
-    note.using(delay=5).enqueue(4)
-    assert clients() == peers
-    note.using(queue="another").enqueue(5)
-    assert clients() == peers
-    parts_of(app).clients.sync().delete_queue("another")
-    note.enqueue(6)
-    assert done == [1, 2, 3, 4, 5, 6]
+    first = connections()
+    assert first
+    for call in (note, note.using(delay=5), note.using(queue="another"), *[note] * 5):
+        call.enqueue(2)
+        assert first <= connections(), "they stay"
+        parts_of(app).clients.sync().delete_queue("another")
+    assert done == [1, *[2] * 8]
+    # the caller's, one that listens, and one for each call that the worker makes while another of its calls is under
+    # way: a claim, an ack, a pass-on. The machine's load decides when such calls first meet.
+    assert len(connections()) <= 5
 
 
 def test_nothing_of_a_block_is_left_behind() -> None:

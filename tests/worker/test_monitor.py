@@ -60,6 +60,7 @@ async def test_the_first_look_expires_nothing_the_second_does(server: Server, at
         await look(monitor)
         info = (await client.lookup([job]))[job]
         assert (info.state, info.attempts_remaining, info.crashes) == (state, attempts - 1, 1)
+        assert monitor.counts == {("q", "timeout_retry" if state is State.PENDING else "timeout_done"): 1}
 
 
 @on_loop
@@ -186,6 +187,7 @@ async def test_collects_by_age_and_by_cap(server: Server) -> None:
         await collect(monitor)
         assert (await client.count("q")).succeeded == 0
         assert server.call("EXISTS", "pl:{q/1}:jobs") == 0
+        assert monitor.counts == {("q", "succeeded_gc"): 2_400, ("q", "failed_gc"): 100}
 
 
 @on_loop
@@ -221,8 +223,10 @@ async def test_finds_queues_by_itself_and_forgets_those_that_go(
     async with AsyncClient(server.url) as client:
         monitor = Monitor(client, tick_s=TICK_S)
         assert await monitor.run_once() == pytest.approx(TICK_S)
+        assert monitor.queues() == []
         await client.create_queue("q")
         await monitor.run_once()
+        assert monitor.queues() == ["q"]
         assert [queue_shard.queue for queue_shard in monitor.watches] == ["q"]
         await client.delete_queue("q")
         # no spinning: a queue that is gone has no turn that is over

@@ -19,6 +19,7 @@ from pinlater.cli.job import job
 from pinlater.cli.monitor import monitor
 from pinlater.cli.queue import queue
 from pinlater.cli.run import run_
+from pinlater.cli.server import server
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.task import task
 from pinlater.cli.version import version
@@ -59,7 +60,7 @@ def cli(context: click.Context) -> int:
 
 
 job.add_command(enqueue)
-for command in (queue, job, task, run_, worker, monitor, archive, demo, doctor, version):
+for command in (queue, job, task, run_, worker, monitor, server, archive, demo, doctor, version):
     cli.add_command(command)
 
 

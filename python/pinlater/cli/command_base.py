@@ -20,6 +20,7 @@ from pinlater.cli.settings import Settings, common_options, json_option, setting
 from pinlater.model.errors import (
     AppFailed,
     InvalidArgument,
+    NotOnThrift,
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
@@ -34,6 +35,7 @@ from pinlater.model.errors import (
 from pinlater.model.text import did_you_mean
 from pinlater.model.tracebacks import of_user
 from pinlater.model.urls import hide_urls
+from pinlater.server.thrift_url import SCHEMES
 
 DONE: Final = 0
 NO: Final = 1
@@ -50,6 +52,7 @@ NEAR_OPTION: Final = 0.75
 #: The first matching entry counts.
 EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (InvalidArgument, USAGE),
+    (NotOnThrift, USAGE),
     (QueueError, NO),
     (AppFailed, NO),
     (OutcomeUnknown, UNKNOWN),
@@ -62,6 +65,11 @@ ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (OutcomeUnknown, "check before you repeat it: pinlater job ls, pinlater job lookup"),
     (ServerFull, "make room (pinlater job dequeue, purge) or raise maxmemory"),
     (ServerUnavailable, "start it, or name another one with --url; pinlater doctor shows more"),
+)
+#: In place of that advice, if a Thrift server is named: what is away may be its Redis.
+THRIFT_ADVICE: Final = (
+    "start `pinlater server` there, or name another one with --url; if it runs, its log and /readyz of its admin pages "
+    "show more"
 )
 
 
@@ -163,6 +171,8 @@ def explain(error: Exception) -> tuple[str, int]:
     if code is None:
         return f"unexpected {type(error).__name__}: {error}; this is a bug; PINLATER_DEBUG=1 shows the traceback", BUG
     advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
+    if isinstance(error, ServerUnavailable) and any(scheme in str(error) for scheme in SCHEMES):
+        advice = THRIFT_ADVICE
     advised = "the URL" in str(error)  # it says what to do: the server is there
     return f"{error}; {advice}" if advice and not advised else str(error), code
 
@@ -196,7 +206,7 @@ def _queue_not_found(message: str, settings: Settings) -> str:
         return message
     name = found[1]
     try:
-        with settings.client() as client:
+        with settings.either_client() as client:
             known = client.queue_names()
     except PinLaterError:
         known = []

@@ -17,7 +17,7 @@ import click
 from pinlater.cli.command_base import DONE, Command, CommandFailed, explain, usage
 from pinlater.cli.output import jobs, print_json, say
 from pinlater.cli.progress import counting
-from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.settings import AnyClient, Settings, common_options, json_option
 from pinlater.cli.times import FUTURE, MILLISECONDS
 from pinlater.client.client import Client
 from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
@@ -50,7 +50,7 @@ def enqueue(
 ) -> int:
     """Enqueue jobs: one for each BODY, or one from a file or stdin. Prints their descriptors."""
     file = _input_file(bodies, path, lines)
-    with settings.client() as client:
+    with settings.either_client(*["--key"] * (options["key"] is not None)) as client:
         if lines:
             assert file is not None
             with file:
@@ -91,7 +91,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _enqueue_bodies(
-    client: Client, settings: Settings, queue: str, bodies: list[bytes], options: dict[str, Any]
+    client: AnyClient, settings: Settings, queue: str, bodies: list[bytes], options: dict[str, Any]
 ) -> int:
     try:
         descriptors = client.enqueue_many(queue, [checked(NewJob, body, **options) for body in bodies])
@@ -110,8 +110,9 @@ def _show(settings: Settings, descriptors: Iterable[str]) -> None:
             say(descriptor)
 
 
-def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryIO, options: dict[str, Any]) -> int:
-    client.queue_config(queue)  # an unknown queue is an error before anything is read
+def _enqueue_lines(client: AnyClient, settings: Settings, queue: str, file: BinaryIO, options: dict[str, Any]) -> int:
+    if isinstance(client, Client):
+        client.queue_config(queue)  # an unknown queue is an error before anything is read
     done, last_line = 0, 0
     with counting(f"enqueueing in {queue}") as enqueued:
         for numbered in _batches(_numbered(file)):

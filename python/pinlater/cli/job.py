@@ -38,8 +38,8 @@ from pinlater.cli.output import (
 )
 from pinlater.cli.progress import counting
 from pinlater.cli.queue import STATES, counted
-from pinlater.cli.queue_limits import why_empty
-from pinlater.cli.settings import Settings
+from pinlater.cli.queue_limits import none_due, why_empty
+from pinlater.cli.settings import AnyClient, Settings
 from pinlater.cli.times import MILLISECONDS, SECONDS
 from pinlater.client.client import Client
 from pinlater.model.errors import PinLaterError
@@ -84,20 +84,31 @@ def job() -> None:
 @click.option("--dry-run", is_flag=True, help="Show the jobs, and claim none.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
     """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or release it with `job release CLAIM`."""
-    with settings.client() as client:
+    with settings.either_client(*["--wait"] * bool(wait)) as client:
         found = client.dequeue(queue, limit, wait=wait, dry_run=dry_run)
         if settings.as_json:
             for each in found:
                 print_json(job_document(each))
             return DONE
         if not found:
-            say(why_empty(client, queue))
+            say(_why_empty(client, queue))
             return DONE
         _print_claimed(found)
         if not dry_run:
-            held = duration(client.queue_config(queue).lease_ms)
-            remark(f"held for {held}; next: pinlater job ack {' '.join(map(claim_of, found))}")
+            named = " ".join(claim_of(each) or each.descriptor for each in found)
+            remark(f"{_how_long(client, queue)}next: pinlater job ack {named}")
     return DONE
+
+
+def _why_empty(client: AnyClient, queue: str) -> str:
+    if isinstance(client, Client):
+        return why_empty(client, queue)
+    return f"queue {queue} {none_due(client.count(queue))}"
+
+
+def _how_long(client: AnyClient, queue: str) -> str:
+    """How long the jobs are held, if the servers say so."""
+    return f"held for {duration(client.queue_config(queue).lease_ms)}; " if isinstance(client, Client) else ""
 
 
 def _print_claimed(found: list[Job]) -> None:
@@ -134,11 +145,26 @@ def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, 
     """End claimed jobs, as done or --failed. CLAIM is what `job dequeue` printed."""
     if delay_ms and not failed:
         usage("--delay: expected together with --failed")
-    items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
-    with settings.client() as client:
+    held = _descriptors(claims) if settings.on_thrift else map(read_claim, claims)
+    items = [Ack(each, status, delay_ms) for each in held]
+    with settings.either_client() as client:
         refused = client.ack(failed=items) if failed else client.ack(succeeded=items)
+    verb = "failed" if failed else "succeeded"
+    if settings.on_thrift:
+        return _report_sent(settings, claims, verb)
     named = {f"{descriptor}@{token.hex()}" for descriptor, token in (item.job for item in refused)}
-    return _report(settings, claims, named, "failed" if failed else "succeeded")
+    return _report(settings, claims, named, verb)
+
+
+def _report_sent(settings: Settings, descriptors: tuple[str, ...], verb: str) -> int:
+    """Prints which jobs the servers were asked to end."""
+    if settings.as_json:
+        print_json({verb: descriptors, "refused": None})
+    else:
+        for descriptor in descriptors:
+            say(f"{descriptor} sent as {verb}")
+    remark("the Thrift interface does not say which acks were refused: pinlater job lookup shows the jobs")
+    return DONE
 
 
 @job.verb("release")
@@ -183,7 +209,7 @@ def _report(settings: Settings, claims: tuple[str, ...], refused: set[str], verb
 def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     """Show jobs. Exit code 1 if one of them does not exist."""
     named = _descriptors(descriptors)
-    with settings.client() as client:
+    with settings.either_client() as client:
         looked_up = client.lookup(named, with_body=True)
     found = {descriptor: task_info(info, body=body) for descriptor, info in looked_up.items()}
     for descriptor in named:
@@ -249,7 +275,7 @@ def ls(
     """List the jobs of one state, latest first."""
     if future and state != State.PENDING.value:
         usage(f"--future: expected with --state pending, got {state}")
-    with settings.client() as client, scanning(settings, queue) as seen:
+    with settings.either_client() as client, scanning(settings, queue) as seen:
         page = SCAN_PAGE if wanted else min(limit + 1, PAGE)
         scanned = client.scan(queue, state, priority=priority, future=future, with_body=True, page_size=page)
         scan = (task_info(info, body=body, arguments=body) for info in matching(scanned, wanted, seen))
@@ -303,7 +329,7 @@ def _holder(claim: str) -> str:
 @click.option("--priority", type=int, help="Only this priority.")
 def count(settings: Settings, queue: str, priority: int | None) -> int:
     """Count the jobs of a queue by state."""
-    with settings.client() as client:
+    with settings.either_client() as client:
         counts = client.count(queue, priority=priority)
     if settings.as_json:
         print_json({"queue": queue, "priority": priority, **asdict(counts)})
@@ -339,7 +365,7 @@ def retry(
     if len(targets) > 1:
         usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
     most = MOST if limit is None else limit
-    with settings.client() as client:
+    with settings.either_client(*wanted.options * (not dry_run)) as client:
         if wanted or dry_run:
             chosen, more = oldest(settings, client, targets[0], State.FAILED, wanted, priority=priority, limit=most)
             if dry_run or not chosen:
@@ -356,7 +382,7 @@ def retry(
 
 
 def _retry_named(settings: Settings, named: tuple[str, ...], options: dict[str, Any]) -> int:
-    with settings.client() as client:
+    with settings.either_client("DESCRIPTOR") as client:
         retried = client.retry_jobs(_descriptors(named), **options)
     if settings.as_json:
         print_json({"retried": retried})
@@ -399,7 +425,7 @@ def rm(
         _expect_no_queue_options("--queue", priority, limit, wanted, dry_run)
         return _rm_named(settings, descriptors)
     most = MOST if limit is None else limit
-    with settings.client() as client:
+    with settings.either_client(*wanted.options * (not dry_run)) as client:
         if not wanted and not dry_run:
             return _rm_of_state(settings, client, queue, State(state), priority, most, yes)
         chosen, more = oldest(settings, client, queue, State(state), wanted, priority=priority, limit=most)
@@ -411,7 +437,7 @@ def rm(
 
 
 def _rm_named(settings: Settings, named: tuple[str, ...]) -> int:
-    with settings.client() as client:
+    with settings.either_client("DESCRIPTOR") as client:
         removed = client.delete_jobs(descriptors=_descriptors(named))
     if settings.as_json:
         print_json({"removed": removed})
@@ -421,7 +447,7 @@ def _rm_named(settings: Settings, named: tuple[str, ...]) -> int:
 
 
 def _rm_of_state(
-    settings: Settings, client: Client, queue: str, state: State, priority: int | None, limit: int, yes: bool
+    settings: Settings, client: AnyClient, queue: str, state: State, priority: int | None, limit: int, yes: bool
 ) -> int:
     held = min(limit, _number_of(client.count(queue, priority=priority), state))
     if held:
@@ -488,7 +514,7 @@ def _in_parts(chosen: list[TaskInfo], verb: str, change: Callable[[list[str]], i
     return done
 
 
-def _remove_unchanged(client: Client, state: State, wanted: JobFilter, descriptors: list[str]) -> int:
+def _remove_unchanged(client: AnyClient, state: State, wanted: JobFilter, descriptors: list[str]) -> int:
     """Removes those of the jobs that are still in this state and wanted."""
     infos = client.lookup(descriptors, with_body=True).values()
     left = [info.descriptor for info in infos if info.state is state and wanted.matches(task_info(info, body=False))]

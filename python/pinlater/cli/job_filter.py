@@ -20,9 +20,8 @@ import click
 from pinlater.cli.command_base import usage
 from pinlater.cli.output import moment, task_info
 from pinlater.cli.progress import counting
-from pinlater.cli.settings import Settings
+from pinlater.cli.settings import AnyClient, Settings
 from pinlater.cli.times import PAST
-from pinlater.client.client import Client
 from pinlater.model.jobs import JobInfo, State
 from pinlater.tasks.handles import TaskInfo
 
@@ -50,6 +49,12 @@ class JobFilter:
 
     def __bool__(self) -> bool:
         return self != JobFilter()
+
+    @property
+    def options(self) -> list[str]:
+        """The options that were given."""
+        values = {"--task": self.task, "--error": self.error, "--since": self.since_ms, "--until": self.until_ms}
+        return [option for option, value in values.items() if value is not None]
 
     @property
     def in_words(self) -> str:
@@ -116,7 +121,7 @@ def matching(jobs: Iterator[JobInfo], wanted: JobFilter, seen: Callable[[int], N
 
 def oldest(
     settings: Settings,
-    client: Client,
+    client: AnyClient,
     queue: str,
     state: State,
     wanted: JobFilter,

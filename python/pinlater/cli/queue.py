@@ -5,9 +5,10 @@ Promises to empty or delete a queue only if the user agrees. Risks: counts of se
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 
@@ -28,6 +29,7 @@ from pinlater.operations.limits import QueueLimits
 _VERSION_SHIFT: Final = 19
 STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
 _HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
+_NO_QUEUES: Final = "no queues yet; to create one: pinlater queue create mail"
 
 
 @click.group("queue", cls=Group)
@@ -40,18 +42,20 @@ def queue() -> None:
 @config_options
 def create(settings: Settings, name: str, **options: Any) -> int:
     """Create a queue. An existing one stays as it is; exit code 1 if its settings differ."""
-    asked = QueueConfig(**given(options))
-    with settings.client() as client:
-        created = client.create_queue(name, asked)
-        config = client.queue_config(name)
+    chosen = given(options)
+    asked = QueueConfig(**chosen)
+    with settings.either_client(*(f"--{option_name(key)}" for key in chosen)) as client:
+        created = client.create_queue(name, asked if chosen else None)
+        config = client.queue_config(name) if isinstance(client, Client) else None
     if settings.as_json:
-        print_json({"queue": name, "created": created, "config": config_document(config)})
+        settled = {} if config is None else {"config": config_document(config)}
+        print_json({"queue": name, "created": created, **settled})
     elif created:
         say(f"queue {name} created")
         remark(f"next: pinlater job enqueue {name} 'hello'")
     else:
         say(f"queue {name} exists already")
-    other = [key for key in given(options) if getattr(config, key) != getattr(asked, key)]
+    other = [key for key in chosen if getattr(config, key) != getattr(asked, key)]
     if other and not created:
         found = ", ".join(f"{key} is {shown(getattr(config, key))}" for key in other)
         raise CommandFailed(f"queue {name!r}: not changed: {found}; pinlater queue set changes it", NO)
@@ -61,22 +65,39 @@ def create(settings: Settings, name: str, **options: Any) -> int:
 @queue.verb("ls")
 def ls(settings: Settings) -> int:
     """List all queues, with their jobs by state."""
+    if settings.on_thrift:
+        return _ls_on_thrift(settings)
     with settings.client() as client:
         found = [
             (name, client.count(name), client.queue_config(name), client.queue_limits(name))
             for name in client.queue_names()
         ]
         _remark_archive(client, [name for name, *_ in found])
+        if closed := [name for name, shard in client.session.shards.items() if shard.dequeue_only]:
+            remark(f"dequeue-only, so without new jobs: shard {', '.join(closed)}")
     if settings.as_json:
         print_json([_in_list(*each) for each in found])
     elif not found:
-        say("no queues yet; to create one: pinlater queue create mail")
+        say(_NO_QUEUES)
     else:
         rows = [
             (name, *counted(counts), ", ".join(modes(config, limits)) or "open")
             for name, counts, config, limits in found
         ]
         print_table(("queue", *_HEADINGS, "mode"), rows)
+    return DONE
+
+
+def _ls_on_thrift(settings: Settings) -> int:
+    """The Thrift interface knows no settings and limits of queues."""
+    with settings.either_client() as client:
+        found = [(name, client.count(name)) for name in client.queue_names()]
+    if settings.as_json:
+        print_json([{"queue": name, **asdict(counts)} for name, counts in found])
+    elif not found:
+        say(_NO_QUEUES)
+    else:
+        print_table(("queue", *_HEADINGS), [(name, *counted(counts)) for name, counts in found])
     return DONE
 
 
@@ -195,17 +216,37 @@ def reset_lost(settings: Settings, name: str) -> int:
 @queue.verb("rm")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def rm(settings: Settings, name: str, yes: bool) -> int:
-    """Delete a queue and all its jobs."""
-    with settings.client() as client:
+@click.option(
+    "--password-file",
+    type=click.File("r"),
+    metavar="PATH",
+    help="Thrift servers: read their password from this file; - is stdin. [default: ask]",
+)
+def rm(settings: Settings, name: str, yes: bool, password_file: TextIO | None) -> int:
+    """Delete a queue and all its jobs. Thrift servers want their password."""
+    secret = _password(settings, password_file)
+    with settings.either_client() as client:
         held = total_of(client.count(name))
         confirm(f"Delete queue {name} and its {jobs(held)} for good?", yes)
-        deleted = client.delete_queue(name)
+        deleted = client.delete_queue(name, **secret)
     if settings.as_json:
         print_json({"queue": name, "deleted": deleted})
     else:
         say(f"queue {name} deleted" if deleted else f"queue {name} was deleted already")
     return DONE if deleted else NO
+
+
+def _password(settings: Settings, file: TextIO | None) -> dict[str, str]:
+    """The password of Thrift servers, as an argument: the first line of a file, or what the user types."""
+    if not settings.on_thrift:
+        if file is not None:
+            usage("--password-file: expected with a thrift:// URL")
+        return {}
+    if file is not None:
+        return {"password": file.readline().rstrip("\r\n")}
+    if not sys.stdin.isatty():
+        usage("There is no terminal to ask for the password on: expected --password-file")
+    return {"password": click.prompt("Password of the server", hide_input=True, err=True)}
 
 
 def counted(counts: CountsByState) -> tuple[str, ...]:
@@ -255,9 +296,10 @@ def _shard_document(state: QueueShardState) -> dict[str, Any]:
 
 
 def _shard_row(state: QueueShardState) -> tuple[str, ...]:
+    shard = f"{state.shard} (dequeue-only)" if state.dequeue_only else state.shard
     if state.error:
-        return state.shard, state.server, state.error, "-", "-"
+        return shard, state.server, state.error, "-", "-"
     if state.config is None:
-        return state.shard, state.server, "not created yet", "-", "-"
+        return shard, state.server, "not created yet", "-", "-"
     active = f"active (until {moment(state.monitor_until_ms)})" if state.monitor_active else "none active"
-    return state.shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active, count(state.lost)
+    return shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active, count(state.lost)

@@ -88,4 +88,9 @@ def _held_back(config: QueueConfig, limits: QueueLimits, counts: CountsByState, 
     if counts.pending and rest is not None and rest.limit is Limit.RATE:
         wait_ms = max(0.0, rest.until_s - time.monotonic()) * 1000
         return f"gives no job now: its rate is {config.rate}, and the next token comes in {duration(wait_ms)}"
+    return none_due(counts)
+
+
+def none_due(counts: CountsByState) -> str:
+    """What follows the name of a queue without due jobs."""
     return "has no due jobs" + (f"; {jobs(counts.scheduled)} due later" if counts.scheduled else "")

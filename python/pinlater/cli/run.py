@@ -12,7 +12,7 @@ import click
 
 from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import finish, log_at_least_info
-from pinlater.cli.settings import Settings, check_servers_of_app, common_options, json_option
+from pinlater.cli.settings import Settings, check_redis, check_servers_of_app, common_options, json_option
 from pinlater.cli.times import SECONDS
 
 
@@ -103,5 +103,5 @@ def _name_servers(settings: Settings, app: str, config: Path | None, named: bool
     if settings.named:
         settings.servers().export()
     elif not named:
-        servers_of(config).export()
+        check_redis(servers_of(config)).export()
     export_archive(archive_of(config, settings.archive_url))

@@ -6,10 +6,11 @@ Promises that an option may stand before or after the command's name. If it is g
 from __future__ import annotations
 
 import logging
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
@@ -17,12 +18,19 @@ from pinlater.cli.times import SECONDS
 from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
+from pinlater.model.errors import InvalidArgument, NotOnThrift
 from pinlater.model.urls import shown_url
+from pinlater.server.connect import thrift_url
 from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl, export_archive
-from pinlater.store.shards import URL_VARIABLE, ChosenShards
+from pinlater.store.shards import URL_VARIABLE, ChosenShards, named_shard
+
+if TYPE_CHECKING:
+    from pinlater.server.thrift_client import ThriftClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What commands of queues and jobs work with.
+AnyClient: TypeAlias = "Client | ThriftClient"
 LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -50,7 +58,7 @@ class Settings:
     """The options that the user chose."""
 
     url: str | None = field(default=None, repr=False)
-    shards: dict[str, str] = field(default_factory=dict, repr=False)
+    shards: dict[str, str | Mapping[str, Any]] = field(default_factory=dict, repr=False)
     archive_url: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     verbosity: int = 0
@@ -62,8 +70,19 @@ class Settings:
         return self.url is not None or bool(self.shards)
 
     def servers(self) -> ChosenShards:
-        """The shards of the command line, else of PINLATER_URL, else of TOML, else the default."""
+        """The shards of the command line, else of PINLATER_URL, else of TOML, else the default.
+
+        Raises NotOnThrift if they are Thrift servers.
+        """
+        return check_redis(self._chosen())
+
+    def _chosen(self) -> ChosenShards:
         return settings_file.servers(self.url, self.shards or None)
+
+    @property
+    def on_thrift(self) -> bool:
+        """Whether the servers are Thrift servers."""
+        return thrift_url(self._chosen()) is not None
 
     def archive(self) -> ArchiveUrl | None:
         """The archive of the command line, else of PINLATER_ARCHIVE_URL, else of TOML, else none."""
@@ -80,9 +99,39 @@ class Settings:
         """A client for one command."""
         return Client(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
 
+    def either_client(self, *lacking: str) -> AnyClient:
+        """A client for a command that Thrift servers can carry out too.
+
+        lacking: what the command line has and the Thrift interface lacks, such as `--wait`.
+        """
+        found = thrift_url(self._chosen())
+        if found is None:
+            return self.client()
+        if lacking:
+            raise _not_on_thrift(lacking[0])
+        from pinlater.server.thrift_client import ThriftClient
+
+        # each command is a process: an ack must have the source of the dequeue before it
+        source = f"pinlater-cli:{socket.gethostname()}"
+        return ThriftClient(found, source=source, timeout_s=self.timeout_s)
+
     def client_settings(self) -> ClientSettings:
         """The settings of a client, for commands that make their own clients."""
         return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
+
+
+def check_redis(chosen: ChosenShards) -> ChosenShards:
+    """The chosen servers. Raises NotOnThrift if they are Thrift servers."""
+    if thrift_url(chosen) is not None:
+        raise _not_on_thrift()
+    return chosen
+
+
+def _not_on_thrift(lacking: str = "") -> NotOnThrift:
+    """The error of the running command, or of a part of its command line."""
+    context = click.get_current_context(silent=True)
+    what = "this" if context is None else context.command_path
+    return NotOnThrift(f"{what} {lacking}".strip(), "use --url redis://host:6379")
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -109,7 +158,8 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             hidden=hidden,
             expose_value=False,
             callback=_set_url,
-            help=f"The server: redis://, rediss://, unix:// or embedded://; 1=URL,2=URL for shards. "
+            help=f"The server: redis://, rediss://, unix:// or embedded://; 1=URL,2=URL for shards; thrift://host:9010 "
+            f"for commands of queues and jobs. "
             f"[default: {URL_VARIABLE}, else url in pinlater.toml, else embedded://]",
         ),
         click.option(
@@ -119,7 +169,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             hidden=hidden,
             expose_value=False,
             callback=_add_shards,
-            help="A shard; repeat it for each shard. Replaces --url.",
+            help="A shard; repeat it for each shard. Replaces --url. NAME:dequeue_only=URL takes no new jobs.",
         ),
         click.option(
             "--archive",
@@ -179,7 +229,11 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
         name, equals, url = value.partition("=")
         if not (name and equals and url):
             raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {shown_url(value)}")
-        settings_of(context).shards[name] = url
+        try:
+            shard, table = named_shard(name, url)
+        except InvalidArgument as error:
+            raise click.BadParameter(str(error)) from None
+        settings_of(context).shards[shard] = table
 
 
 def _set_archive(context: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -7,7 +7,7 @@ sent as one script call. Risks: a cancelled call may still be carried out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from pinlater.store.archive_url import ArchiveUrl
 from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import complete
-from pinlater.store.shards import shard_for_key
+from pinlater.store.shards import NamedShards, shard_for_key
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class AsyncClient(BaseClient):
         self,
         url: str | None = None,
         *,
-        shards: Mapping[str, str] | None = None,
+        shards: NamedShards | None = None,
         source: str | None = None,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -96,7 +96,7 @@ class AsyncClient(BaseClient):
         await self.driver.close()
         if self.settings.database is not None:
             self.settings.database.close()
-        for server in self.session.servers:
+        for server in (*self.session.servers, *self.session.former_servers):
             server.release()
 
     async def run(self, make: MakeFlow[T]) -> T:
@@ -155,12 +155,14 @@ class AsyncClient(BaseClient):
             return self._enqueue_first(queue, job)
         if job.priority > known.priorities or size > known.body_limit:
             pack_jobs([job], known)  # raises InvalidArgument before the job joins others
-        target = queue if job.key is None else (queue, shard_for_key(job.key, list(self.session.shards)))
+        names = self.session.taking or list(self.session.shards)  # without such a shard the enqueue is refused
+        target = queue if job.key is None else (queue, shard_for_key(job.key, names))
         coalescer = self._enqueues.get(target)
         if coalescer is None:
             make_room(self._enqueues)
             coalescer = self._enqueues[target] = Coalescer(partial(self.enqueue_many, queue), self._tasks)
-        return coalescer.add(job, size)
+        future: Awaitable[str] = coalescer.add(job, size)
+        return future
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Reads the configuration of the queue first."""
@@ -241,6 +243,7 @@ class AsyncClient(BaseClient):
     resume_queue = _awaited(methods.resume_queue)
     drain_queue = _awaited(methods.drain_queue)
     queue_limits = _awaited(methods.queue_limits)
+    change_shards = _awaited(methods.change_shards)
 
     enqueue_many = _awaited(methods.enqueue_many)
 

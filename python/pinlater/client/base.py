@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any, Final, Self
 
@@ -24,7 +24,7 @@ from pinlater.model.errors import (
 from pinlater.model.queue_config import check_source
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.archive_url import ArchiveUrl, resolve_archive
-from pinlater.store.shards import Session, resolve_shards
+from pinlater.store.shards import ChosenShards, NamedShards, Session, resolve_shards
 
 #: A client repeats a request for at most this long. The request slot keeps the answer for an hour.
 MAX_TIMEOUT_S: Final = 600.0
@@ -39,16 +39,14 @@ class ClientSettings:
         self,
         url: str | None = None,
         *,
-        shards: Mapping[str, str] | None = None,
+        shards: NamedShards | None = None,
         source: str | None = None,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
         archive: str | ArchiveUrl | None = None,
     ) -> None:
-        #: The shards and their URLs, and where the choice came from.
-        self.chosen = resolve_shards(url, shards)
-        self.session = Session(self.chosen)
+        self.session = Session(resolve_shards(url, shards))
         self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
         check_source(self.source)
         self.timeout_s = check_seconds("timeout_s", timeout_s)
@@ -60,6 +58,11 @@ class ClientSettings:
         self.database: ArchiveDatabase | None = None
         if (found := archive if isinstance(archive, ArchiveUrl) else resolve_archive(archive)) is not None:
             self._use(found)
+
+    @property
+    def chosen(self) -> ChosenShards:
+        """The shards and their URLs, and where the choice came from."""
+        return self.session.chosen
 
     def _use(self, archive: ArchiveUrl) -> None:
         from pinlater.archive.backlog import ArchiveBacklog  # most clients have no archive

@@ -7,7 +7,7 @@ can block for `timeout_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -18,6 +18,7 @@ from pinlater.model.errors import PinLaterError, checked
 from pinlater.model.jobs import JobInfo, NewJob, State
 from pinlater.operations.enqueue import enqueue
 from pinlater.store.archive_url import ArchiveUrl
+from pinlater.store.shards import NamedShards
 from pinlater.store.sync_driver import SyncDriver
 
 P = ParamSpec("P")
@@ -56,7 +57,7 @@ class Client(BaseClient):
         self,
         url: str | None = None,
         *,
-        shards: Mapping[str, str] | None = None,
+        shards: NamedShards | None = None,
         source: str | None = None,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -87,7 +88,7 @@ class Client(BaseClient):
         self.driver.close()
         if self.settings.database is not None:
             self.settings.database.close()
-        for server in self.session.servers:
+        for server in (*self.session.servers, *self.session.former_servers):
             server.release()
 
     def run(self, make: MakeFlow[T]) -> T:
@@ -157,14 +158,8 @@ class Client(BaseClient):
         with_body: read the bodies too.
         page_size: jobs a call.
         """
-        cursor, seen = "", set[str]()
-        while True:
-            page, cursor = self.scan_page(
-                queue, state, priority=priority, future=future, with_body=with_body, limit=page_size, cursor=cursor
-            )
-            yield from methods.unseen(page, state, seen)
-            if not cursor:
-                return
+        page = partial(self.scan_page, queue, state, priority=priority, future=future, with_body=with_body)
+        return methods.pages(partial(page, limit=page_size), state)
 
     create_queue = _blocking(methods.create_queue)
     configure_queue = _blocking(methods.configure_queue)
@@ -176,6 +171,7 @@ class Client(BaseClient):
     resume_queue = _blocking(methods.resume_queue)
     drain_queue = _blocking(methods.drain_queue)
     queue_limits = _blocking(methods.queue_limits)
+    change_shards = _blocking(methods.change_shards)
 
     enqueue_many = _blocking(methods.enqueue_many)
 

@@ -6,7 +6,7 @@ Promises that both clients have the same signatures, checks and docstrings: `Cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, TypeAlias, TypeVar
@@ -16,9 +16,10 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.model.times import Seconds
-from pinlater.operations import admin, claim, enqueue, inspect, leases, limits, opening, queues
+from pinlater.operations import admin, claim, enqueue, inspect, leases, limits, opening, queues, scans, shard_changes
 from pinlater.operations.dequeue import dequeue as dequeue_flow
 from pinlater.store.effects import Flow
+from pinlater.store.shards import NamedShards, resolve_shards
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def delete_queue(self: BaseClient, queue: str) -> MakeFlow[bool]:
 
 def queue_names(self: BaseClient) -> MakeFlow[list[str]]:
     """Returns the names of all queues, sorted."""
-    return partial(queues.queue_names, self.session)
+    return partial(queues.all_queue_names, self.session)
 
 
 # pauses, drains and limits
@@ -105,6 +106,17 @@ def drain_queue(self: BaseClient, queue: str, *, stay_closed: bool = False) -> M
 def queue_limits(self: BaseClient, queue: str) -> MakeFlow[limits.QueueLimits]:
     """Returns what the shards of a queue know of its limits now: tokens, jobs in progress, a pause."""
     return partial(limits.queue_limits, self.session, queue)
+
+
+def change_shards(self: BaseClient, shards: NamedShards) -> MakeFlow[None]:
+    """Uses other shards from now on; calls under way end with those that they have. A shard may be added, made
+    dequeue-only, or removed.
+
+    shards: all of them, as for a new client.
+
+    The log has a warning with the number of jobs on a removed shard: nobody claims them until it is back.
+    """
+    return partial(shard_changes.change_shards, self.session, resolve_shards(None, shards))
 
 
 # jobs in
@@ -149,12 +161,12 @@ def ack(
     source: the source of the client that claimed the jobs, for items without a token.
     """
     ended = listed("succeeded", succeeded), listed("failed", failed)
-    return partial(leases.ack, self.session, *ended, source, False)
+    return partial(leases.ack, self.session, *ended, source or None, False)
 
 
 def release(self: BaseClient, jobs: Iterable[Claimed]) -> MakeFlow[list[Any]]:
     """Releases jobs that have not started: they keep their attempts and their position. Returns the refused jobs."""
-    return partial(leases.release, self.session, listed("jobs", jobs), "")
+    return partial(leases.release, self.session, listed("jobs", jobs), None)
 
 
 def renew(self: BaseClient, jobs: Iterable[Claimed], *, own: bool = False) -> MakeFlow[list[Any]]:
@@ -170,7 +182,7 @@ def checkpoint(self: BaseClient, *checkpoints: Checkpoint, source: str = "") -> 
 
     source: the source of the client that claimed the jobs, for jobs without a token.
     """
-    return partial(leases.checkpoint, self.session, checkpoints, source)
+    return partial(leases.checkpoint, self.session, checkpoints, source or None)
 
 
 # looking
@@ -206,7 +218,17 @@ def scan_page(
 
     Running jobs can come twice, and their pages vary in size. The other arguments: see scan.
     """
-    return partial(inspect.scan_page, self.session, queue, state, priority, future, with_body, limit, cursor)
+    return partial(scans.scan_page, self.session, queue, state, priority, future, with_body, limit, cursor)
+
+
+def pages(page: Callable[..., tuple[list[JobInfo], str]], state: State | str) -> Iterator[JobInfo]:
+    """The jobs of a scan. page: returns the page at a `cursor`, and the cursor of the next one."""
+    cursor, seen = "", set[str]()
+    while True:
+        found, cursor = page(cursor=cursor)
+        yield from unseen(found, state, seen)
+        if not cursor:
+            return
 
 
 def unseen(page: list[JobInfo], state: State | str, seen: set[str]) -> list[JobInfo]:

@@ -17,8 +17,7 @@ from pinlater.model.queue_options import QUEUE_KEYS, Queue
 from pinlater.model.text import did_you_mean
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.store.archive_url import ArchiveUrl, parse_archive_url, resolve_archive
-from pinlater.store.servers import absolute
-from pinlater.store.shards import ChosenShards, resolve_shards, split_url
+from pinlater.store.shards import ChosenShards, NamedShards, read_shards, resolve_shards, split_url
 
 #: The files, in the order of the search in each directory.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
@@ -68,7 +67,7 @@ def table_of(path: Path) -> dict[str, Any]:
     return document
 
 
-def servers(url: str | None = None, shards: Mapping[str, str] | None = None) -> ChosenShards:
+def servers(url: str | None = None, shards: NamedShards | None = None) -> ChosenShards:
     """The shards to connect to: those given, else those of PINLATER_URL, else those of the file, else the default."""
     return resolve_shards(url, shards, _of_found)
 
@@ -89,8 +88,9 @@ def servers_of(name: str, table: Mapping[str, Any]) -> ChosenShards | None:
     if url is not None and shards:
         raise InvalidArgument(f"{name}: expected url or shards, got both")
     file = Path(name).absolute()
-    named = {key: absolute(each, file.parent) for key, each in (shards or {}).items()}
-    return ChosenShards(named or split_url(url, file.parent), f"from {file}")
+    if shards:
+        return read_shards(shards, f"from {file}", where=f"{name}: ", directory=file.parent)
+    return split_url(url, f"from {file}", file.parent)
 
 
 def archive(url: str | None = None) -> ArchiveUrl | None:
@@ -150,13 +150,4 @@ def check_servers(url: Any, shards: Any, where: str = "") -> None:
     """Raises InvalidArgument for a URL or shards of a wrong type. where: the start of the message."""
     if not isinstance(url, str | None):
         raise InvalidArgument(f"{where}url: expected a URL, got {shown_url(url)}")
-    if not isinstance(shards, Mapping) or not all(isinstance(each, str) for each in shards.values()):
-        raise InvalidArgument(f"{where}shards: expected names and URLs, got {_shown(shards)}")
-
-
-def _shown(shards: Any) -> str:
-    """What stands in the place of shards, without passwords."""
-    if not isinstance(shards, Mapping):
-        return shown_url(shards)
-    wrong = [f"{name} = {shown_url(url)}" for name, url in shards.items() if not isinstance(url, str)]
-    return hide_urls(", ".join(wrong))
+    read_shards(shards, "", where=where)

@@ -3,14 +3,20 @@
 PinLaterError
 ├── InvalidArgument (also ValueError)   the call is wrong; nothing was sent
 ├── ClientClosed (also RuntimeError)    the client was closed; nothing was changed
+├── NotOnThrift                         the Thrift interface has no such call; nothing was sent
+├── CallTimeout (also TimeoutError)     there was more to read than its time allowed; nothing was changed
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
+│   │   └── DequeueOnly                 the shards that they could go to take no new jobs
+│   ├── DequeueRefused                  over Thrift: the queue gives no jobs now
 │   ├── QueueFull                       a shard holds as many jobs of the queue as it may
 │   ├── EpochChanged                    the call is meant for another epoch of the queue
 │   └── ConfigConflict                  another client keeps changing the configuration
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
+│   │   └── ShardUnhealthy              its last pings failed, so nothing was sent
+│   │       └── NoHealthyShards         nor is any other shard healthy
 │   ├── ServerFull                      maxmemory; nothing was changed
 │   ├── ServerRefused                   wrong password, missing permission, unknown command
 │   ├── ServerTooOld
@@ -53,8 +59,27 @@ class InvalidArgument(PinLaterError, ValueError):
     """An argument is wrong. Nothing was sent, and nothing was changed."""
 
 
+class UnknownHome(InvalidArgument):
+    """The limits of a queue count on a shard that this client does not have. Nothing was sent."""
+
+
 class ClientClosed(PinLaterError, RuntimeError):
     """The client was closed before the call, or while the call waited for a job. Nothing was changed."""
+
+
+class NotOnThrift(PinLaterError):
+    """The Thrift interface has no such call, or no such argument. Nothing was sent.
+
+    what: the call or the argument. instead: what to use.
+    """
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"{what} is not on the Thrift interface; {instead}")
+        self.what, self.instead = what, instead
+
+
+class CallTimeout(PinLaterError, TimeoutError):
+    """The servers answered, but the call had more to read than its time allowed. Nothing was changed."""
 
 
 class QueueError(PinLaterError):
@@ -71,6 +96,16 @@ class JobUnknown(QueueError):
 
 class EnqueueRefused(QueueError):
     """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
+
+
+class DequeueOnly(EnqueueRefused):
+    """The shards that new jobs could go to are dequeue-only: all of them, or the home shard of a queue with
+    `max_running`.
+    """
+
+
+class DequeueRefused(QueueError):
+    """A Thrift server gives no jobs of the queue now: its rate has no tokens left, or it is paused."""
 
 
 class QueueFull(QueueError):
@@ -97,6 +132,14 @@ class ServerError(PinLaterError):
 
 class ServerUnavailable(ServerError):
     """No server answered. Certainly nothing was changed."""
+
+
+class ShardUnhealthy(ServerUnavailable):
+    """The server of a shard did not answer its last pings. Nothing was sent; a ping finds out when it answers again."""
+
+
+class NoHealthyShards(ShardUnhealthy):
+    """No shard that could take the call is healthy."""
 
 
 class ServerFull(ServerError):

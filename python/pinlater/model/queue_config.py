@@ -164,6 +164,15 @@ class QueueConfig:
         """Whether claims need tokens of the home shard, or a place there."""
         return self.rate is not None or self.max_running is not None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it gives no jobs: it is paused, or its rate is 0."""
+        return self.paused or self._has_rate_0
+
+    @property
+    def _has_rate_0(self) -> bool:
+        return self.exact_rate is not None and not self.exact_rate.count
+
     def pack(self) -> bytes:
         """The settings as the scripts `create` and `configure` take them."""
         settings = _SETTINGS.pack(
@@ -183,11 +192,10 @@ class QueueConfig:
         return head + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
 
     def _flags(self) -> int:
-        stopped = self.exact_rate is not None and not self.exact_rate.count
         flags = {
-            _NO_CLAIMS: self.paused or stopped,
+            _NO_CLAIMS: self.is_stopped,
             _REFUSE_ENQUEUE: self.refuse_enqueue,
-            _PAUSED_TOO: self.paused and stopped,
+            _PAUSED_TOO: self.paused and self._has_rate_0,
             _HAS_MAX_RUNNING: self.max_running is not None,
             _OPEN_WHEN_EMPTY: self.open_when_empty,
             _HAS_REFUSE_ABOVE: self.refuse_above is not None,

@@ -19,7 +19,7 @@ from pinlater.model.queue_config import check_integer
 from pinlater.operations.backlog import Backlog
 from pinlater.operations.enqueue import MAX_BATCH, when
 from pinlater.operations.inspect import check_priority
-from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.operations.queue_shards import every_queue_shard, known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.keys import cancel_channel
 from pinlater.store.requests import write
@@ -40,7 +40,7 @@ def retry_failed(
     deadline_s: float,
 ) -> Flow[int]:
     """Moves up to `limit` failed jobs back to pending, highest priority and oldest first. Returns how many."""
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    queue_shards = yield from every_queue_shard(session, queue, deadline_s)
     priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
     # the arguments have the same limits as those of a new job
@@ -103,22 +103,24 @@ def delete_jobs(
     return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
 
 
-def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
-    """Removes jobs by descriptor, in any state. Returns how many existed."""
+def delete_named(
+    session: Session, descriptors: Iterable[str], deadline_s: float, state: State | None = None
+) -> Flow[int]:
+    """Removes jobs by descriptor. Returns how many existed. state: only those in this state; None: in any."""
     calls = _by_priority(session, list(descriptors))
     flows = [
-        complete(_delete_everywhere(session, queue_shard, priority, ids, deadline_s), len)
+        complete(_delete_everywhere(session, queue_shard, state, priority, ids, deadline_s), len)
         for queue_shard, priority, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def _delete_everywhere(
-    session: Session, queue_shard: QueueShard, priority: int, ids: list[bytes], deadline_s: float
+    session: Session, queue_shard: QueueShard, state: State | None, priority: int, ids: list[bytes], deadline_s: float
 ) -> Flow[set[bytes]]:
     """Removes jobs of one priority in Redis and in the backlog. Returns the ids of those that existed."""
-    removed = yield from _delete_in_redis(queue_shard, priority, ids, deadline_s)
-    backlog: Backlog | None = session.backlog
+    removed = yield from _delete_in_redis(queue_shard, state, priority, ids, deadline_s)
+    backlog: Backlog | None = session.backlog if state in (None, State.PENDING) else None
     seen = None
     while backlog is not None and len(removed) < len(ids):
         archived, now_seen = yield from backlog.delete_named(queue_shard, priority, ids, deadline_s)
@@ -126,15 +128,18 @@ def _delete_everywhere(
         if now_seen == seen:
             break
         seen = now_seen
-        removed |= yield from _delete_in_redis(queue_shard, priority, ids, deadline_s)
+        removed |= yield from _delete_in_redis(queue_shard, state, priority, ids, deadline_s)
     return removed
 
 
-def _delete_in_redis(queue_shard: QueueShard, priority: int, ids: list[bytes], deadline_s: float) -> Flow[set[bytes]]:
+def _delete_in_redis(
+    queue_shard: QueueShard, state: State | None, priority: int, ids: list[bytes], deadline_s: float
+) -> Flow[set[bytes]]:
     def found(reply: list[Any]) -> set[bytes]:
         return {id_ for id_, flag in zip(ids, reply[2][_COUNT.size :], strict=False) if flag}
 
-    arguments: list[Argument] = ["", priority, 0, _cancel_channel(queue_shard), *ids]
+    code: Argument = "" if state is None else state.code
+    arguments: list[Argument] = [code, priority, 0, _cancel_channel(queue_shard), *ids]
     return (yield from complete(write(queue_shard, "delete_jobs", arguments, deadline_s), found))
 
 
@@ -153,7 +158,7 @@ def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
 def _delete_states(
     session: Session, queue: str, states: list[State], priority: int | None, limit: int, deadline_s: float
 ) -> Flow[int]:
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    queue_shards = yield from every_queue_shard(session, queue, deadline_s)
     priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
     done = 0
@@ -177,7 +182,7 @@ def _delete_in_backlog(
         while more and done < limit:
             most = min(limit - done, MAX_BATCH)
             call = session.backlog.delete_pending(queue_shard, priority, most, deadline_s)
-            before, done = done, (yield from _round(done, call))
+            before, done = done, (yield from in_round(done, call))
             more = done > before
     return done
 
@@ -220,11 +225,11 @@ def _in_rounds(
         more = True
         while more and done < limit:
             call = write(queue_shard, verb, arguments(queue_shard, priority, min(limit - done, MAX_BATCH)), deadline_s)
-            done = yield from _round(done, complete(call, changed))
+            done = yield from in_round(done, complete(call, changed))
     return done
 
 
-def _round(done: int, call: Flow[int]) -> Flow[int]:
+def in_round(done: int, call: Flow[int]) -> Flow[int]:
     """One round of a large call. Returns the number of jobs so far, including this round.
 
     If this round certainly failed, PartialOutcome has the number of jobs of the earlier rounds. If its outcome is

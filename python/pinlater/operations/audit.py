@@ -161,7 +161,7 @@ class _Auditor:
             raise from_reply(answer.text, f"audit of {self._queue_shard}, key {name}")
         if not isinstance(answer, list):
             raise answer.error
-        return answer[0], answer[1]
+        return answer[0], list(answer[1])
 
     def _judge(self, pages: dict[str, list[bytes]]) -> Flow[None]:
         """Checks one page of each key. Each job is checked at the priority where it was found."""

@@ -1,7 +1,7 @@
 """What operations ask of a store that keeps pending jobs of a queue outside Redis. `archive/` has one.
 
 A job may move between Redis and that store at any moment, and even come back and leave again. So operations ask Redis
-and the backlog in turns for what neither had, until the backlog has begun to bring nothing back in between.
+and the backlog in turns for what neither had, until the backlog has started to bring nothing back in between.
 """
 
 from __future__ import annotations

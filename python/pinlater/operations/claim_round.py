@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
 
 import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.claim import claim_at
-from pinlater.operations.home import home_of
+from pinlater.operations.home import home_of, where_jobs_are
+from pinlater.operations.inspect import DEQUEUE_BYTES
 from pinlater.operations.limits import allowance_of, return_tokens, take_tokens
-from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
-from pinlater.operations.shard_quotas import refresh_hints, share_out
+from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards, load_all
+from pinlater.operations.shard_quotas import PATIENCE_S, refresh_hints, share_out, those_that_answer
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard, Session
-
-#: A dequeue ends after this many bytes of bodies, although it has fewer jobs than asked, so that it fits into memory.
-DEQUEUE_BYTES: Final = 4 * 1024 * 1024
-#: Claims over several shards wait this long for a silent one.
-PATIENCE_S: Final = 2.0
 
 
 def claim_round(
@@ -46,9 +41,13 @@ def claim_round(
     """
     stored = queue_shards[0].stored
     config = None if stored is None or not stored.config.is_limited else stored.config
-    if config is not None and config.max_running is not None:
-        queue_shards = [home_of(session, queue_shards[0].queue, config)]  # the jobs of such a queue live there
-    answering = _answering(queue_shards)
+    if config is not None and config.home not in session.shards and not again:
+        # the home may have moved since: without it nothing is sent, so no answer would say so
+        yield from load_all(queue_shards, deadline_s)
+        known = yield from known_queue_shards(session, queue_shards[0].queue, deadline_s)
+        return (yield from claim_round(session, known, limit, wait, source, deadline_s, keep=keep, again=True))
+    queue_shards = where_jobs_are(session, queue_shards)
+    answering = those_that_answer(queue_shards)
     try:
         if config is not None and config.rate is not None:
             claims = yield from _limited_round(session, config, answering, limit, wait, source, deadline_s)
@@ -67,12 +66,6 @@ def claim_round(
     yield from known_queue_shards(session, queue_shards[0].queue, deadline_s)
     once_more = claim_round(session, queue_shards, limit, wait, source, deadline_s, keep=keep, again=True)
     return (yield from once_more)
-
-
-def _answering(queue_shards: list[QueueShard]) -> list[QueueShard]:
-    """Those whose servers answered last time; all of them if none did."""
-    now_s = time.monotonic()
-    return [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s] or queue_shards
 
 
 def _limited_round(
@@ -134,7 +127,22 @@ def _claim_at_one(
     has_tokens: see claim_at.
     """
     claims = [(yield from claim_at(session, queue_shard, limit, None, wait, source, deadline_s, has_tokens=has_tokens))]
-    while _may_have_more(claims, limit):
+    yield from claim_more(session, queue_shard, claims, limit, source, deadline_s, has_tokens=has_tokens)
+    return claims
+
+
+def claim_more(
+    session: Session,
+    queue_shard: QueueShard,
+    claims: list[_core.Claim],
+    limit: int,
+    source: str,
+    deadline_s: float,
+    *,
+    has_tokens: bool = False,
+) -> Flow[None]:
+    """Adds to claims of one queue shard until there are enough, or nothing is left."""
+    while may_have_more(claims, limit):
         want = limit - _taken(claims)
         try:
             claim = yield from claim_at(
@@ -145,13 +153,12 @@ def _claim_at_one(
                 queue_shard.lost_claims.keep(error)
             break
         claims.append(claim)
-    return claims
 
 
-def _may_have_more(claims: Sequence[_core.Claim], limit: int) -> bool:
+def may_have_more(claims: Sequence[_core.Claim], limit: int) -> bool:
     """Whether the last claim left jobs of those that the caller asked for."""
     last = claims[-1]
-    if not last.jobs or _taken(claims) >= limit or not any(last.left):
+    if not last.count or _taken(claims) >= limit or not any(last.left):
         return False
     return sum(len(job.body) for claim in claims for job in claim.jobs) < DEQUEUE_BYTES
 
@@ -180,9 +187,10 @@ def _claim_over_shards(
                     claim_at(session, queue_shard, sum(quota), quota, False, source, deadline_s, has_tokens=has_tokens)
                     for queue_shard, quota in chosen.items()
                 ],
+                others=len(chosen) < len(queue_shards),
             )
             claims += found
-            rounds, more = rounds + 1, any(_may_have_more([*claims, claim], limit) for claim in found)
+            rounds, more = rounds + 1, any(may_have_more([*claims, claim], limit) for claim in found)
             if _taken(claims) >= limit:
                 return claims
     except PinLaterError:
@@ -207,12 +215,16 @@ def _choose(queue_shards: list[QueueShard], limit: int, deadline_s: float) -> Fl
 
 
 def _taken(claims: Sequence[_core.Claim]) -> int:
-    return sum(len(claim.jobs) for claim in claims)
+    return sum(claim.count for claim in claims)
 
 
-def _survivors(queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]]) -> Flow[list[_core.Claim]]:
+def _survivors(
+    queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]], *, others: bool = False
+) -> Flow[list[_core.Claim]]:
     """The claims that were answered. Raises an error only if none was. Each queue shard keeps its claim whose answer
     was lost.
+
+    others: the queue has more shards, where no job was seen: so those without a server's answer raise nothing.
     """
     results = yield from together(flows)
     claims = [result for result in results if not isinstance(result, PinLaterError)]
@@ -220,9 +232,11 @@ def _survivors(queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]]) -
     for queue_shard, result in zip(queue_shards, results, strict=True):
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            queue_shard.left = []
         if isinstance(result, OutcomeUnknown):
             queue_shard.lost_claims.keep(result)
     certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
-    if certain and not claims:
+    passed_over = others and all(isinstance(error, ServerUnavailable) for error in certain)
+    if certain and not claims and not passed_over:
         raise certain[0]
     return claims

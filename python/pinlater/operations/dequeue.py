@@ -17,10 +17,12 @@ from pinlater.model.jobs import Job
 from pinlater.model.limits import Rest
 from pinlater.model.queue_config import check_integer
 from pinlater.model.times import Seconds, as_seconds
-from pinlater.operations.claim_round import PATIENCE_S, claim_round
+from pinlater.operations.claim_round import claim_round
+from pinlater.operations.home import where_jobs_are
 from pinlater.operations.leases import release
 from pinlater.operations.limits import end_rest, rest_of
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.operations.shard_quotas import PATIENCE_S, check_coverage, covered
 from pinlater.store.effects import AwaitNotification, Flow, Listen, completed, together
 from pinlater.store.keys import limits_channel
 from pinlater.store.requests import write
@@ -51,21 +53,25 @@ class _Waiter:
 
 
 def dequeue(
-    session: Session, queue: str, limit: int, wait: Seconds | None, source: str, timeout_s: float
+    session: Session, queue: str, limit: int, wait: Seconds | None, source: str, timeout_s: float, coverage: float = 1.0
 ) -> Flow[list[Job]]:
     """Claims up to `limit` due jobs.
 
     wait: how long to wait for the first jobs, in seconds or as a timedelta; None or 0: do not wait.
     timeout_s: seconds for each call on the servers.
+    coverage: the share of the shards to look at, chosen at random, at least one shard; above 1: all. A queue with
+    max_running ignores it.
     """
     check_integer("limit", limit, 0, 2**31 - 1)
     wait_s = _check_wait(wait)
+    check_coverage(coverage)
     until_s = time.monotonic() + wait_s
-    waiter, rest, heard = _Waiter(), None, 0
+    waiter, rest, heard, draw = _Waiter(), None, 0, 0.0 if coverage >= 1 else random.random()
     try:
         while True:
             deadline_s = time.monotonic() + timeout_s
-            queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+            known = yield from known_queue_shards(session, queue, deadline_s)
+            queue_shards = known if coverage >= 1 else covered(where_jobs_are(session, known), coverage, draw)
             if limit == 0:
                 return []
             waiting = bool(wait_s) and time.monotonic() < until_s
@@ -78,16 +84,16 @@ def dequeue(
             try:
                 claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
-                raise completed(error, lambda claim: _jobs_of(session, queue, [claim])) from None
-            if any(claim.jobs for claim in claims) or not waiting:
+                raise completed(error, lambda claim: jobs_of(session, queue, [claim])) from None
+            if any(claim.count for claim in claims) or not waiting:
                 break
             waiter.holds_timer = any(claim.due_in_ms for claim in claims)
             rest = rest_of(session, queue)
             yield AwaitNotification(_pause_s(claims, until_s, rest), since)
     finally:
         waiter.end()
-    jobs = _jobs_of(session, queue, claims)
-    yield from _release_surplus(session, jobs, limit, deadline_s)
+    jobs = jobs_of(session, queue, claims)
+    yield from release_surplus(session, jobs, limit, deadline_s)
     yield from _stop_waiting(session, waiter, jobs, deadline_s)
     return jobs
 
@@ -119,22 +125,22 @@ def _pause_s(claims: Sequence[_core.Claim], until_s: float, rest: Rest | None) -
     return max(0.0, min([until_s - time.monotonic(), random.uniform(*SAFETY_S), *ends_s]))
 
 
-def _jobs_of(session: Session, queue: str, claims: list[_core.Claim]) -> list[Job]:
+def jobs_of(session: Session, queue: str, claims: Sequence[_core.Claim]) -> list[Job]:
     """The jobs of claims, by priority."""
     for claim in claims:
-        if claim.jobs:
-            session.queue_shard(queue, claim.jobs[0].shard).lost_claims.take_sent_s(claim.token, 0.0)
+        if claim.count:
+            session.queue_shard(queue, claim.shard).lost_claims.take_sent_s(claim.token, 0.0)
     jobs = [job for claim in claims for job in claim.jobs]
     if len(claims) > 1:
         jobs.sort(key=lambda job: job.priority)  # those of one claim are sorted already
     return jobs
 
 
-def _release_surplus(session: Session, jobs: list[Job], limit: int, deadline_s: float) -> Flow[None]:
+def release_surplus(session: Session, jobs: list[Job], limit: int, deadline_s: float) -> Flow[None]:
     """Releases jobs past the limit: an earlier claim whose answer was lost asked for more than this one."""
     if len(jobs) > limit:
         with suppress(PinLaterError):  # then they run when their lease ends; the caller still gets the others
-            yield from release(session, jobs[limit:], "", deadline_s)
+            yield from release(session, jobs[limit:], None, deadline_s)
         del jobs[limit:]
 
 

@@ -4,6 +4,7 @@ Promises:
     All jobs are checked before the first one is sent.
     Each part of a large call is atomic.
     A job is sent to a second shard only if the first one certainly did not take it.
+    A shard that is dequeue-only when the call chooses gets none.
 Risks: some parts of a large call can fail. Then the call raises PartialEnqueue.
 """
 
@@ -12,11 +13,14 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.errors import (
+    DequeueOnly,
+    NoHealthyShards,
     NotAtHome,
     OutcomeUnknown,
     PartialEnqueue,
@@ -31,7 +35,8 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.home import home_of
 from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards, newest_of
 from pinlater.store.effects import Argument, Flow, complete, together
-from pinlater.store.requests import CommonKeys, write
+from pinlater.store.requests import CommonKeys, StartedWrite, write
+from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session, shard_for_key
 
 MAX_BATCH: Final = _core.MAX_BATCH
@@ -46,28 +51,29 @@ _RUN: Final = struct.Struct(">B7xH")
 # what stands before a status: the position of its job, and its length
 _STATUS: Final = struct.Struct(">HH")
 
-#: A configuration, and jobs that `_core.pack_jobs` packed for it.
-_Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
+#: Jobs as a script takes them: spec, statuses and records.
+PackedJobs: TypeAlias = tuple[bytes, bytes, _core.Records]
+#: A configuration, and the jobs that were packed for it.
+_Packed: TypeAlias = tuple[QueueConfig, PackedJobs]
 
 
 def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flow[str]:
     """Enqueues one job. Returns its descriptor."""
     queue_shards = agreed_queue_shards(session, queue)
-    if len(queue_shards) == 1:
-        return _enqueue_at(queue_shards[0], [job], deadline_s, True, None, alone=True)
+    if len(queue_shards) == 1 and not queue_shards[0].shard.dequeue_only:
+        return _enqueue_at(queue_shards[0], _SinglePart([job]), deadline_s, True)
     return complete(enqueue_many(session, queue, [job], deadline_s), lambda descriptors: descriptors[0])
 
 
-def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
+def enqueue_many(session: Session, queue: str, jobs: list[Any], deadline_s: float) -> Flow[list[str]]:
     """Enqueues jobs. Returns their descriptors in order. Checks all of them first; then each part is atomic."""
     queue_shards = agreed_queue_shards(session, queue) or (yield from known_queue_shards(session, queue, deadline_s))
     if not jobs:
         return []
     sizes, packed = _validate(jobs, queue_shards)
-    if packed[0].max_running is not None:
-        queue_shards = [home_of(session, queue, packed[0])]
+    queue_shards = _takers(session, queue_shards, packed[0])
     if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
-        found: list[str] = yield from _enqueue_at(queue_shards[0], jobs, deadline_s, True, packed)
+        found: list[str] = yield from _enqueue_at(queue_shards[0], _Part(jobs, packed), deadline_s, True)
         return found
     parts = [
         (candidates, part)
@@ -75,15 +81,109 @@ def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadl
         for part in _parts(sizes, chosen)
     ]
     if len(parts) == 1:
-        return (yield from _enqueue_part(session, parts[0][0], jobs, deadline_s, packed))
+        found = yield from _enqueue_part(session, parts[0][0], _Part(jobs, packed), deadline_s)
+        return found
     flows = [
-        _enqueue_part(session, candidates, [jobs[position] for position in part], deadline_s)
+        _enqueue_part(session, candidates, _Part([jobs[position] for position in part]), deadline_s)
         for candidates, part in parts
     ]
     results: list[Any] = []
     for first in range(0, len(flows), PARTS_AT_ONCE):
         results += yield from together(flows[first : first + PARTS_AT_ONCE])
     return _in_order(len(jobs), [part for _, part in parts], results)
+
+
+def enqueue_packed(
+    session: Session, queue: str, pack: Callable[[QueueConfig], PackedJobs], deadline_s: float
+) -> Flow[tuple[str, int]]:
+    """Enqueues jobs that fit one script call, on any shard. Returns the name of the shard and the id of the first job;
+    the ids of the others follow it.
+
+    pack: packs the jobs for a configuration. Raises InvalidArgument.
+    """
+    queue_shards = agreed_queue_shards(session, queue) or (yield from known_queue_shards(session, queue, deadline_s))
+    assert queue_shards[0].stored is not None
+    config = queue_shards[0].stored.config
+    part = _PackedPart(pack, (config, pack(config)))
+    candidates = shuffled(_takers(session, queue_shards, config))
+    found: tuple[str, int] = yield from _enqueue_part(session, candidates, part, deadline_s)
+    return found
+
+
+class StartedEnqueue:
+    """Packed jobs for the only shard of a queue, before the answer is there.
+
+    Its owner sends `command` to `server` once. Then it calls `result`, and `go_on` if that returns None; or `drop`.
+    Results are those of enqueue_packed.
+    """
+
+    __slots__ = ("_part", "_queue_shard", "_started", "command", "drop")
+
+    def __init__(self, queue_shard: QueueShard, part: _Part) -> None:
+        self._queue_shard, self._part = queue_shard, part
+        self._started = StartedWrite(queue_shard, "enqueue", part.arguments)
+        self.command, self.drop = self._started.command, self._started.drop
+
+    @property
+    def server(self) -> Server:
+        """Where to send the command."""
+        return self._queue_shard.shard.server
+
+    def result(self, answer: Any) -> tuple[str, int] | None:
+        """None: the answer is no reply."""
+        reply = self._started.reply(answer)
+        found: tuple[str, int] | None = self._part.result(self._queue_shard, reply) if reply else None
+        return found
+
+    def go_on(self, answer: Any, deadline_s: float) -> Flow[tuple[str, int]]:
+        """The result, behind an answer that is no reply."""
+        return complete(self._started.go_on(answer, deadline_s), partial(self._part.result, self._queue_shard))
+
+
+def start_packed(session: Session, queue: str, pack: Callable[[QueueConfig], PackedJobs]) -> StartedEnqueue | None:
+    """As enqueue_packed, for a queue on one shard without max_running. None: it is another one, or not known, or its
+    shard takes no jobs now; enqueue_packed finds out.
+    """
+    config = session.known_config(queue)
+    if config is None or config.max_running is not None or len(session.shards) != 1:
+        return None
+    [queue_shard] = session.queue_shards(queue)
+    shard = queue_shard.shard
+    if not queue_shard.is_known or shard.dequeue_only or shard.server.outage is not None:
+        return None
+    return StartedEnqueue(queue_shard, _PackedPart(pack, (config, pack(config))))
+
+
+def _takers(session: Session, queue_shards: list[QueueShard], config: QueueConfig) -> list[QueueShard]:
+    """Those that new jobs may go to now: the home shard of a queue with max_running, else all that take new jobs and
+    are healthy.
+    """
+    queue = queue_shards[0].queue
+    if config.max_running is not None:
+        return [_taking_home(session, queue, config)]
+    if not session.taking:
+        names = ", ".join(session.shards)
+        raise DequeueOnly(f"queue {queue!r}: expected a shard that takes new jobs, each one ({names}) is dequeue-only")
+    taking = [queue_shard for queue_shard in queue_shards if not queue_shard.shard.dequeue_only]
+    if not taking:
+        raise ServerUnavailable(
+            f"queue {queue!r}: no answer from shard {', '.join(session.taking)}; the others take none"
+        )
+    if healthy := [queue_shard for queue_shard in taking if queue_shard.shard.server.outage is None]:
+        return healthy
+    raise NoHealthyShards(f"queue {queue!r}: no shard that takes new jobs is healthy: {', '.join(session.taking)}")
+
+
+def _taking_home(session: Session, queue: str, config: QueueConfig) -> QueueShard:
+    """The home shard of a queue with max_running. Raises DequeueOnly if it takes no new jobs."""
+    home = home_of(session, queue, config)
+    if home.shard.dequeue_only:
+        advice = f"pinlater queue set {queue} --home {session.taking[0]}" if session.taking else "add a shard"
+        raise DequeueOnly(
+            f"queue {queue!r} has max_running, so its jobs live on shard {config.home!r}, which is dequeue-only: "
+            f"expected another home; once the queue is empty: {advice}"
+        )
+    return home
 
 
 def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int], _Packed]:
@@ -97,7 +197,7 @@ def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int
     limits = config.body_limit, config.priorities
     for first in range(0, len(jobs), MAX_BATCH):
         packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], *limits, first, len(jobs))
-        sizes += map(len, packed[2])
+        sizes += packed[2].sizes()
         for position, length in status_sizes(packed[1]):
             sizes[first + position] += length
     return sizes, (config, packed)
@@ -117,14 +217,14 @@ def _by_queue_shard(
 ) -> list[tuple[list[QueueShard], list[int]]]:
     """Groups of jobs: the candidate queue shards of a group, and the positions of its jobs.
 
-    A job with a key has one candidate. Jobs without a key have all queue shards, in random order. All jobs of a queue
-    with max_running go to its home shard, the only one of `queue_shards` then.
+    A job with a key has one candidate, of the shards that take new jobs. Jobs without a key have all of `queue_shards`,
+    in random order. All jobs of a queue with max_running go to its home shard, the only one of `queue_shards` then.
     """
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
-    if len(session.shards) == 1 or config.max_running is not None:
+    if len(session.taking) == 1 or config.max_running is not None:
         return [(queue_shards, list(range(len(jobs))))]
-    names = list(session.shards)
+    names = session.taking
     for position, job in enumerate(jobs):
         key = job.key if isinstance(job, NewJob) else None
         (free if key is None else keyed.setdefault(shard_for_key(key, names), [])).append(position)
@@ -157,60 +257,49 @@ def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
     return parts
 
 
-def _enqueue_part(
-    session: Session, candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
-) -> Flow[list[str]]:
+def _enqueue_part(session: Session, candidates: list[QueueShard], part: _Part, deadline_s: float) -> Flow[Any]:
     """Enqueues on the first candidate that takes the jobs. Tries the next only if it certainly did not take them."""
-    found: list[str]
     try:
-        found = yield from _enqueue_on_first(candidates, jobs, deadline_s, packed)
+        return (yield from _enqueue_on_first(candidates, part, deadline_s))
     except NotAtHome:  # the queue got max_running after this client chose the candidates
         queue = candidates[0].queue
         newest = newest_of(queue_shard.stored for queue_shard in session.queue_shards(queue))
         if newest is None or newest.config.home not in session.shards:
             raise
-        home = session.queue_shard(queue, newest.config.home)
+        home = _taking_home(session, queue, newest.config)
         home.stored = None  # what this client knows of it may be older, and name another home
-        found = yield from _enqueue_at(home, jobs, deadline_s, True, None)
-    return found
+    return (yield from _enqueue_at(home, part, deadline_s, True))
 
 
-def _enqueue_on_first(
-    candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None
-) -> Flow[list[str]]:
+def _enqueue_on_first(candidates: list[QueueShard], part: _Part, deadline_s: float) -> Flow[Any]:
     for queue_shard in candidates[:-1]:
         try:
-            found: list[str] = yield from _enqueue_at(queue_shard, jobs, deadline_s, False, packed)
-            return found
-        except (ServerUnavailable, ServerFull):
+            return (yield from _enqueue_at(queue_shard, part, deadline_s, False))
+        except (ServerUnavailable, ServerFull, OutcomeUnknown) as error:
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            if isinstance(error, OutcomeUnknown):
+                raise
         except QueueFull:
             pass  # of this shard; it still gives jobs, so it is not silent
-    found = yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed)
-    return found
+    return (yield from _enqueue_at(candidates[-1], part, deadline_s, True))
 
 
-def _enqueue_at(
-    queue_shard: QueueShard,
-    jobs: list[Any],
-    deadline_s: float,
-    patient: bool,
-    packed: _Packed | None,
-    *,
-    alone: bool = False,
-) -> Flow[Any]:
-    """Enqueues jobs on one queue shard. Returns their descriptors; with `alone` the descriptor of the only job."""
-    part = _Part(queue_shard, jobs, packed, alone)
-    return write(queue_shard, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
+def _enqueue_at(queue_shard: QueueShard, part: _Part, deadline_s: float, patient: bool) -> Flow[Any]:
+    """Enqueues a part on one queue shard. Returns the result of the part."""
+    finish = partial(part.result, queue_shard)
+    return write(queue_shard, "enqueue", part.arguments, deadline_s, patient=patient, finish=finish)
 
 
 class _Part:
-    """The arguments of one call on one queue shard, and the descriptors from its reply."""
+    """Jobs of one script call: its arguments, and the descriptors from its reply.
 
-    __slots__ = ("_alone", "_jobs", "_packed", "_queue_shard", "_spec")
+    packed: the jobs, if they are packed already.
+    """
 
-    def __init__(self, queue_shard: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
-        self._queue_shard, self._jobs, self._packed, self._alone = queue_shard, jobs, packed, alone
+    __slots__ = ("_jobs", "_packed", "_spec")
+
+    def __init__(self, jobs: list[Any], packed: _Packed | None = None) -> None:
+        self._jobs, self._packed = jobs, packed
         self._spec = b""
 
     def arguments(self, config: QueueConfig) -> list[Argument]:
@@ -219,25 +308,54 @@ class _Part:
         if packed is not None and (packed[0] is config or packed[0] == config):
             self._spec, statuses, records = packed[1]
         else:
-            self._spec, statuses, records = pack_jobs(self._jobs, config)
+            self._spec, statuses, records = self.pack(config)
         spec = self._spec
-        given: list[Argument] = [spec, statuses, *records]
+        given: list[Argument] = [spec, statuses, records]
         # one run of jobs: one priority, due now
         return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
 
-    def descriptors(self, reply: list[Any]) -> Any:
+    def pack(self, config: QueueConfig) -> PackedJobs:
+        """The jobs for a configuration."""
+        return pack_jobs(self._jobs, config)
+
+    def result(self, queue_shard: QueueShard, reply: list[Any]) -> Any:
         """The descriptors: the reply has the first id, and the others follow it."""
-        spec, queue_shard = self._spec, self._queue_shard
+        spec = self._spec
         one = len(spec) == _RUN.size
         priorities = spec[0] if one else b"".join(bytes([priority]) * n for priority, n in _RUN.iter_unpack(spec))
         first = int.from_bytes(reply[2], "big")
-        found = _core.format_descriptors(queue_shard.queue, queue_shard.shard.name, priorities, first, len(self._jobs))
-        return found[0] if self._alone else found
+        queue, shard = queue_shard.queue, queue_shard.shard.name
+        return _core.format_descriptors(queue, shard, priorities, first, len(self._jobs))
 
 
-def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
+class _SinglePart(_Part):
+    """One job. The result is its descriptor."""
+
+    __slots__ = ()
+
+    def result(self, queue_shard: QueueShard, reply: list[Any]) -> Any:
+        return super().result(queue_shard, reply)[0]
+
+
+class _PackedPart(_Part):
+    """Jobs that their owner packs. The result is the name of the shard and the id of the first job."""
+
+    __slots__ = ("_pack",)
+
+    def __init__(self, pack: Callable[[QueueConfig], PackedJobs], packed: _Packed) -> None:
+        super().__init__([], packed)
+        self._pack = pack
+
+    def pack(self, config: QueueConfig) -> PackedJobs:
+        return self._pack(config)
+
+    def result(self, queue_shard: QueueShard, reply: list[Any]) -> Any:
+        return queue_shard.shard.name, int.from_bytes(reply[2], "big")
+
+
+def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> PackedJobs:
     """The spec, statuses and records of jobs. Raises InvalidArgument with the number of the wrong job."""
-    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.priorities)
+    packed: PackedJobs = checked(_core.pack_jobs, jobs, config.body_limit, config.priorities)
     return packed
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pinlater.model.errors import InvalidArgument, NotAtHome
+from pinlater.model.errors import InvalidArgument, NotAtHome, UnknownHome
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.queue_shards import known_queue_shards
@@ -25,17 +25,25 @@ def with_home(session: Session, queue: str, config: QueueConfig, before: str = "
         raise InvalidArgument(f"home: expected one of the shards {', '.join(session.shards)}, got {config.home!r}")
     if not config.is_limited or config.home:
         return config
-    return replace(config, home=shard_for_key(queue.encode(), list(session.shards)))
+    return replace(config, home=shard_for_key(queue.encode(), session.taking or list(session.shards)))
 
 
 def home_of(session: Session, queue: str, config: QueueConfig) -> QueueShard:
-    """The queue shard that counts for the limits. Raises InvalidArgument if this client does not know its shard."""
+    """The queue shard that counts for the limits. Raises UnknownHome if this client does not know its shard."""
     if config.home not in session.shards:
         known = ", ".join(session.shards)
-        raise InvalidArgument(
+        raise UnknownHome(
             f"queue {queue!r}: its limits count on shard {config.home!r}: expected that shard among {known}"
         )
     return session.queue_shard(queue, config.home)
+
+
+def where_jobs_are(session: Session, queue_shards: list[QueueShard]) -> list[QueueShard]:
+    """The home shard alone of a queue with max_running; these queue shards of any other."""
+    stored = queue_shards[0].stored
+    if stored is None or stored.config.max_running is None:
+        return queue_shards
+    return [home_of(session, queue_shards[0].queue, stored.config)]
 
 
 def check_jobs_at_home(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:

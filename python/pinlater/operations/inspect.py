@@ -1,43 +1,47 @@
-"""Read operations on jobs: lookup, count, peek, scan. Flows only, no I/O.
+"""Read operations on jobs: lookup, count, peek. Flows only, no I/O.
 
-Promises to change nothing. A scan returns each job that keeps its state exactly once. Risks: counts of several shards
-are not from one moment. A scan shows a job twice that leaves for the backlog meanwhile, and misses one that comes back.
+Promises to change nothing. Risks: counts of several shards are not from one moment.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, checked, from_reply
-from pinlater.model.jobs import CountsByState, JobInfo, State
-from pinlater.model.queue_config import check_integer
+from pinlater.model.jobs import CountsByState, JobInfo
 from pinlater.operations.backlog import Backlog
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.operations.queue_shards import every_queue_shard, naming
 from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, all_of, send
 from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session, Shard
 
 #: A call of a script reads at most this many bytes of records and statuses, but always one job.
 REPLY_BYTES: Final = 1024 * 1024
+#: A dequeue, a dry run or a page of a merged scan ends after this many bytes of bodies, although it has fewer jobs than
+#: asked, so that it fits into memory.
+DEQUEUE_BYTES: Final = 4 * 1024 * 1024
 
-#: A scan goes through these one by one: the name of a shard, and a priority.
-_Step: TypeAlias = tuple[str, int]
-#: Begins the position of a scan behind the jobs that Redis has. A position in Redis begins with an id or a digit.
-_IN_BACKLOG: Final = b"\0"
+
+#: Takes jobs as they are found. What it raises ends the lookup.
+TakeFound: TypeAlias = Callable[[list[JobInfo]], None]
 
 
 def lookup(
-    session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
+    session: Session,
+    descriptors: Iterable[str],
+    with_body: bool,
+    deadline_s: float,
+    *,
+    take: TakeFound = lambda _: None,
 ) -> Flow[dict[str, JobInfo]]:
     """The JobInfo of each job, by descriptor. Unknown jobs are left out."""
     flows = [
-        _lookup_everywhere(session, session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
+        _lookup_everywhere(session, session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s, take)
         for queue, shard, priorities, ids, _ in checked(_core.group_descriptors, list(descriptors))
     ]
     found = yield from all_of(flows, lambda parts: [info for part in parts for info in part])
@@ -45,10 +49,16 @@ def lookup(
 
 
 def _lookup_everywhere(
-    session: Session, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
+    session: Session,
+    queue_shard: QueueShard,
+    priorities: bytes,
+    ids: list[bytes],
+    with_body: bool,
+    deadline_s: float,
+    take: TakeFound,
 ) -> Flow[list[JobInfo]]:
     """Those of these jobs that are in Redis or in the backlog."""
-    infos = yield from _lookup_at(queue_shard, priorities, ids, with_body, deadline_s)
+    infos = yield from _lookup_at(queue_shard, priorities, ids, with_body, deadline_s, take)
     backlog: Backlog | None = session.backlog
     seen = None
     while backlog is not None and len(infos) < len(ids):
@@ -59,11 +69,12 @@ def _lookup_everywhere(
             break
         rest = bytes(priorities[at] for at in missing), [ids[at] for at in missing]
         archived, now_seen = yield from backlog.lookup(queue_shard, *rest, with_body, deadline_s)
+        take(archived)
         infos += archived
         if now_seen == seen:
             break
         seen = now_seen
-        infos += yield from _lookup_at(queue_shard, *rest, with_body, deadline_s)
+        infos += yield from _lookup_at(queue_shard, *rest, with_body, deadline_s, take)
     return list({info.descriptor: info for info in infos}.values())
 
 
@@ -77,7 +88,7 @@ def _format_each(queue_shard: QueueShard, priorities: bytes, ids: list[bytes]) -
 
 
 def _lookup_at(
-    queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
+    queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float, take: TakeFound
 ) -> Flow[list[JobInfo]]:
     infos: list[JobInfo] = []
     done, ask = 0, MAX_BATCH
@@ -85,7 +96,9 @@ def _lookup_at(
         chosen = slice(done, done + ask)
         arguments: list[Argument] = [int(with_body), REPLY_BYTES, priorities[chosen], *ids[chosen]]
         reply = yield from read(queue_shard, "lookup", arguments, deadline_s)
-        infos += [JobInfo.unpack(queue_shard.queue, queue_shard.shard.name, packed) for packed in reply[2:] if packed]
+        found = [JobInfo.unpack(queue_shard.queue, queue_shard.shard.name, packed) for packed in reply[2:] if packed]
+        take(found)
+        infos += found
         given = len(reply) - 2
         done, ask = done + given, min(MAX_BATCH, 2 * given)  # as many as the reply can have, most likely
     return infos
@@ -103,11 +116,12 @@ def server_time_ms(shard: Shard, deadline_s: float) -> Flow[int]:
 
 
 def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:
-    """The number of jobs in each state, over all shards."""
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    """The number of jobs in each state, over all shards. Raises ServerUnavailable that names a missing one."""
+    queue_shards = yield from every_queue_shard(session, queue, deadline_s)
     check_priority(priority, queue_shards)
     count_of = count_at if session.backlog is None else session.backlog.count
-    parts = yield from all_of([count_of(queue_shard, deadline_s) for queue_shard in queue_shards], list)
+    flows = [naming(queue_shard, count_of(queue_shard, deadline_s)) for queue_shard in queue_shards]
+    parts = yield from all_of(flows, list)
     total = CountsByState()
     for priorities in parts:
         for counts in priorities if priority is None else priorities[priority - 1 : priority]:
@@ -122,8 +136,8 @@ def count_at(queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsBySt
 
 def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]]:
     """The number of jobs that are due now, by priority, over all shards."""
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
-    yield from all_of([peek_at(queue_shard, deadline_s) for queue_shard in queue_shards], list)
+    queue_shards = yield from every_queue_shard(session, queue, deadline_s)
+    yield from all_of([naming(queue_shard, peek_at(queue_shard, deadline_s)) for queue_shard in queue_shards], list)
     return {
         priority: sum(queue_shard.left[priority - 1] for queue_shard in queue_shards)
         for priority in range(1, len(queue_shards[0].left) + 1)
@@ -136,63 +150,6 @@ def peek_at(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
     priorities, paused = len(reply[2]) // 4, reply[3] != b"0"
     queue_shard.left = [0] * priorities if paused else list(struct.unpack(f">{priorities}I", reply[2]))
     queue_shard.left_at_s = time.monotonic()
-
-
-def scan_page(
-    session: Session,
-    queue: str,
-    state: State | str,
-    priority: int | None,
-    future: bool,
-    with_body: bool,
-    limit: int,
-    cursor: str,
-    deadline_s: float,
-) -> Flow[tuple[list[JobInfo], str]]:
-    """One page of a scan, and the cursor of the next page ("" at the end). Shard by shard, priority by priority, latest
-    time first; behind those in Redis the jobs in the backlog.
-
-    cursor: "" for the first page.
-    """
-    wanted = State.of(state)
-    if future and wanted is not State.PENDING:
-        raise InvalidArgument(f"future: expected with pending jobs, got {wanted.value} ones")
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
-    priorities = check_priority(priority, queue_shards)
-    check_integer("limit", limit, 1, MAX_BATCH)
-    steps = {(queue_shard.shard.name, at): queue_shard for queue_shard in queue_shards for at in priorities}
-    step, position = _read_cursor(cursor, list(steps))
-    queue_shard = steps[step]
-    backlog = session.backlog if wanted is State.PENDING else None
-    if backlog is not None and position.startswith(_IN_BACKLOG):
-        behind = position.removeprefix(_IN_BACKLOG)
-        infos, behind = yield from backlog.scan(queue_shard, step[1], future, with_body, limit, behind, deadline_s)
-        position = _IN_BACKLOG + behind if behind else b""
-    else:
-        arguments: list[Argument] = [wanted.code, step[1], int(future), position, limit, int(with_body), REPLY_BYTES]
-        reply = yield from read(queue_shard, "scan", arguments, deadline_s)
-        infos = [JobInfo.unpack(queue, queue_shard.shard.name, packed) for packed in reply[3:]]
-        position = reply[2] or (b"" if backlog is None else _IN_BACKLOG)
-    return infos, _next_cursor(list(steps), step, position)
-
-
-def _read_cursor(cursor: str, steps: list[_Step]) -> tuple[_Step, bytes]:
-    """The step that a cursor names, and the position within it."""
-    if not cursor:
-        return steps[0], b""
-    with suppress(ValueError, AttributeError, TypeError):
-        shard, priority, position = cursor.split(".")
-        if (step := (shard, int(priority))) in steps:
-            return step, bytes.fromhex(position)
-    raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
-
-
-def _next_cursor(steps: list[_Step], step: _Step, position: bytes) -> str:
-    """The cursor of the next page. position: the start of the page in this step; b"": the step has no more jobs."""
-    if position:
-        return f"{step[0]}.{step[1]}.{position.hex()}"
-    following = steps.index(step) + 1
-    return f"{steps[following][0]}.{steps[following][1]}." if following < len(steps) else ""
 
 
 def check_priority(priority: int | None, queue_shards: list[QueueShard]) -> list[int]:

@@ -8,9 +8,12 @@ whole call is not. PartialOutcome lists the jobs that are done.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, QueueNotFound, checked
@@ -18,38 +21,127 @@ from pinlater.model.jobs import Checkpoint, Claimed, NewJob
 from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
 from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, pack_jobs, when
 from pinlater.operations.parts import in_parts
-from pinlater.store.effects import Argument, Flow, all_of, complete
-from pinlater.store.requests import CommonKeys, write
+from pinlater.store.effects import Argument, Flow, all_of, complete, together
+from pinlater.store.requests import CommonKeys, ScriptArguments, write
 from pinlater.store.shards import Session
 
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
+#: Of an ack's flags: each job that ends leaves a tombstone.
+_TOMBSTONES: Final = 1
 
 #: A checkpoint as the script takes it: its item, its status, and its body if it has one.
 _PackedCheckpoint: TypeAlias = tuple[bytes, bytes, bytes | None]
 
 
 def ack(
-    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool, deadline_s: float
+    session: Session,
+    succeeded: Iterable[Any],
+    failed: Iterable[Any],
+    source: str | None,
+    tombstone: bool,
+    deadline_s: float,
 ) -> Flow[list[Any]]:
     """Ends running jobs. Returns the items that were refused because the caller does not hold them.
 
+    source: who claimed the jobs that come without a token; None: each has its token.
     tombstone: keep the id and the end time of each job that ends.
     """
     succeeded, failed = list(succeeded), list(failed)
     batches = _ack_batches(session, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
-    flows = []
-    for batch in _with_source(batches, source):
-
-        def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
-            given: list[Argument] = [_more(batch, source), batch.groups, *batch.ids]
-            if failed or tombstone or config.keep_succeeded or config.max_running is not None:
-                return given
-            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.priorities)
-
-        flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
+    flows = [ack_batch(session, batch, deadline_s, source) for batch in _with_source(batches, source)]
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
+
+
+def ack_batch(session: Session, batch: _core.AckBatch, deadline_s: float, source: str | None = None) -> Flow[list[int]]:
+    """Ends the jobs of one batch. Returns the positions of those that were refused, as the batch has them.
+
+    source: of the jobs without a token, if the batch names no sources itself.
+    """
+    return _held_batch(session, batch, "ack", ack_arguments(batch, source), deadline_s)
+
+
+def ack_arguments(batch: _core.AckBatch, source: str | None = None) -> ScriptArguments:
+    """What the script of an ack takes for a batch. source: see ack_batch."""
+    more = _more(batch, source)
+
+    def arguments(config: QueueConfig) -> list[Argument]:
+        given: list[Argument] = [more, batch.groups, batch.ids]
+        if batch.fails or batch.flags[0] & _TOMBSTONES or config.keep_succeeded or config.max_running is not None:
+            return given
+        return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.priorities)
+
+    return arguments
+
+
+class RefusedAcks(NamedTuple):
+    """How many of the acks of a call were refused, by what they said of their jobs."""
+
+    succeeded: int = 0
+    failed: int = 0
+
+    def plus(self, *, succeeded: bool) -> RefusedAcks:
+        """With one more."""
+        return RefusedAcks(self.succeeded + succeeded, self.failed + (not succeeded))
+
+
+#: Of calls without refused acks, as nearly all are.
+NONE_REFUSED: Final = RefusedAcks()
+
+
+def ack_calls(
+    session: Session, calls: Sequence[_core.AckCall], any_source: bool, deadline_s: float
+) -> Flow[list[RefusedAcks | PinLaterError]]:
+    """Ends the jobs of several calls of one queue, each by the source of its call. Returns for each call how many of
+    its jobs were refused, or the error of one of its shards.
+
+    any_source: end a job whoever claimed it.
+    """
+    batches = batches_of(session, calls, any_source)
+    results = yield from together([ack_batch(session, batch, deadline_s) for batch in batches])
+    return outcomes_of(calls, batches, results)
+
+
+def outcomes_of(
+    calls: Sequence[_core.AckCall],
+    batches: Sequence[_core.AckBatch],
+    results: Sequence[list[int] | PinLaterError],
+) -> list[RefusedAcks | PinLaterError]:
+    """Of each call how many of its jobs were refused, or the error of one of its batches.
+
+    batches: of batches_of. results: of each batch the positions of the refused jobs, or its error.
+    """
+    outcomes: list[RefusedAcks | PinLaterError] = [NONE_REFUSED] * len(calls)
+    for batch, result in zip(batches, results, strict=True):
+        if not result:
+            continue
+        firsts = [0, *accumulate(call.count for call in calls)]
+        for position in batch.positions if isinstance(result, PinLaterError) else result:
+            call = bisect_right(firsts, position) - 1
+            known = outcomes[call]
+            if isinstance(result, PinLaterError):
+                outcomes[call] = result
+            elif isinstance(known, RefusedAcks):
+                outcomes[call] = known.plus(succeeded=position - firsts[call] < calls[call].succeeded)
+    return outcomes
+
+
+def ack_call(session: Session, call: _core.AckCall, any_source: bool, deadline_s: float) -> Flow[RefusedAcks]:
+    """As ack_calls, for one call. Raises the error of one of its shards."""
+    [outcome] = yield from ack_calls(session, [call], any_source, deadline_s)
+    if isinstance(outcome, PinLaterError):
+        raise outcome
+    return outcome
+
+
+def batches_of(session: Session, calls: Sequence[_core.AckCall], any_source: bool) -> list[_core.AckBatch]:
+    """The script calls for the acks of several calls of one queue. Positions are those of the jobs in all calls."""
+    stored = (session.queue_shard(calls[0].queue, shard).stored for call in calls for shard in call.shards())
+    keeps = any(each is None or each.config.keep_succeeded for each in stored)
+    most = CALL_JOBS if keeps or any(call.succeeded < call.count for call in calls) else MAX_BATCH
+    batches: list[_core.AckBatch] = _core.group_ack_calls(calls, any_source, most)
+    return batches
 
 
 def _ack_batches(session: Session, succeeded: list[Any], failed: list[Any], tombstone: bool) -> list[_core.AckBatch]:
@@ -69,11 +161,12 @@ def most_of_ack(session: Session, queue: str, shard: str, fails: bool) -> int:
     return CALL_JOBS if fails or stored is None or stored.config.keep_succeeded else MAX_BATCH
 
 
-def _more(batch: _core.AckBatch, source: str) -> bytes:
-    if not (source or batch.statuses or any(batch.flags)):
+def _more(batch: _core.AckBatch, source: str | None) -> bytes:
+    name = b"" if source is None else source.encode()
+    sources = batch.sources if source is None else bytes([len(name)]) + name
+    if not (sources or batch.statuses or any(batch.flags)):
         return b""
-    name = source.encode()
-    return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
+    return batch.flags + len(sources).to_bytes(2, "big") + sources + batch.statuses
 
 
 def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], tuple[list[bytes], int]]:
@@ -81,18 +174,18 @@ def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[
     source.
     """
     queue_shards: dict[tuple[str, str], tuple[list[bytes], int]] = {}
-    for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
+    for batch in _with_source(checked(_core.group_acks, succeeded, failed), None):
         ids, size = queue_shards.get((batch.queue, batch.shard), ([], 0))
-        queue_shards[batch.queue, batch.shard] = ids + batch.ids, size + len(batch.statuses)
+        queue_shards[batch.queue, batch.shard] = [*ids, *batch.ids], size + len(batch.statuses)
     return queue_shards
 
 
-def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
+def release(session: Session, jobs: Iterable[Claimed], source: str | None, deadline_s: float) -> Flow[list[Any]]:
     """Releases jobs unchanged. Returns those that were refused."""
     jobs = list(jobs)
     batches = checked(_core.group_releases, jobs)
     flows = [
-        _held_batch(session, batch, "release", [source, batch.groups, *batch.ids], deadline_s)
+        _held_batch(session, batch, "release", [source or "", batch.groups, batch.ids], deadline_s)
         for batch in _with_source(batches, source)
     ]
     return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
@@ -138,8 +231,30 @@ def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], 
     return (yield from complete(write(queue_shard, "renew", given, deadline_s), refused))
 
 
-def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
-    """Stores the progress of running jobs. Returns the checkpoints that were refused."""
+def checkpoint_by_source(
+    session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float
+) -> Flow[list[Any]]:
+    """Stores the progress of running jobs as the Thrift interface has it. Returns the checkpoints that were refused.
+
+    Each has the descriptor of its job. Without move_to_pending a time is ignored. Of a job that is named twice
+    only the last checkpoint counts. Attempts below 1 count as 1.
+
+    source: who claimed the jobs, at most 255 bytes. An empty one fits claims that were made with an empty one.
+    """
+    last = {item.job: item for item in checkpoints}
+    return (yield from checkpoint(session, [_as_thrift_has_it(item) for item in last.values()], source, deadline_s))
+
+
+def _as_thrift_has_it(item: Checkpoint) -> Checkpoint:
+    timed = item if item.move_to_pending else replace(item, run_after_ms=None, delay_ms=None)
+    attempts = None if item.attempts is None else max(1, item.attempts)
+    return replace(timed, attempts=attempts)
+
+
+def checkpoint(
+    session: Session, checkpoints: Iterable[Checkpoint], source: str | None, deadline_s: float
+) -> Flow[list[Any]]:
+    """Stores the progress of running jobs. Returns the checkpoints that were refused. source: as of an ack."""
     checkpoints = list(checkpoints)
     for item in checkpoints:
         if not isinstance(item, Checkpoint):
@@ -169,9 +284,9 @@ class _CheckpointCalls:
     early if the records that it changes are large.
     """
 
-    def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str) -> None:
+    def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str | None) -> None:
         self._queue_shard = session.queue_shard(check_queue_name(batch.queue), batch.shard)
-        self._batch, self._chosen, self._source = batch, chosen, source
+        self._batch, self._chosen, self._source = batch, chosen, source or ""
         self._packed: list[_PackedCheckpoint] = []
 
     def run(
@@ -253,9 +368,10 @@ def _checkpoint_as_job(item: Checkpoint) -> NewJob:
     )
 
 
-def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
-    if source != "":
-        check_source(source)
+def _with_source(batches: list[_core.AckBatch], source: str | None) -> list[_core.AckBatch]:
+    if source is not None:
+        if source != "":
+            check_source(source)
     elif any(batch.tokenless for batch in batches):
         raise InvalidArgument(
             "expected a Job or (descriptor, token); a descriptor without its token needs the source that claimed it"
@@ -269,11 +385,12 @@ def _held_batch(
     """One call on jobs of one queue shard. Returns the positions, in the caller's list, of the refused jobs."""
     check_queue_name(batch.queue)
     queue_shard = session.queue_shard(batch.queue, batch.shard)
+    return (yield from complete(write(queue_shard, verb, arguments, deadline_s), partial(refused_of, batch)))
 
-    def refused(reply: list[Any]) -> list[int]:
-        return [batch.positions[index] for (index,) in struct.iter_unpack(">H", reply[2])]
 
-    return (yield from complete(write(queue_shard, verb, arguments, deadline_s), refused))
+def refused_of(batch: _core.AckBatch, reply: list[Any]) -> list[int]:
+    """The positions of the refused jobs, in the caller's list, by the reply to a call on a batch."""
+    return [batch.positions[index] for (index,) in struct.iter_unpack(">H", reply[2])]
 
 
 def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:

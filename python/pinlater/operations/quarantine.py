@@ -34,7 +34,7 @@ from pinlater.model.errors import (
 )
 from pinlater.model.jobs import JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.enqueue import pack_jobs
+from pinlater.operations.enqueue import PackedJobs, pack_jobs
 from pinlater.operations.home import check_at_home
 from pinlater.operations.inspect import lookup
 from pinlater.operations.queue_shards import known_queue_shards
@@ -170,13 +170,11 @@ class _Move:
         kept = yield from _step(self._queue_shard, self._job, _RESERVATION, drawn, self._queue, self._deadline_s)
         return drawn if kept == (drawn, self._queue) else _NO_RESERVATION  # another monitor moves the job
 
-    def _load(
-        self, other: QueueShard, config: QueueConfig, reservation: bytes, packed: tuple[bytes, bytes, list[bytes]]
-    ) -> Flow[bool]:
+    def _load(self, other: QueueShard, config: QueueConfig, reservation: bytes, packed: PackedJobs) -> Flow[bool]:
         """Loads the job in the other queue. Returns False if it is unknown whether it was loaded before."""
         spec, statuses, records = packed
         try:
-            yield from write(other, "load", [reservation, spec, statuses, *records], self._deadline_s)
+            yield from write(other, "load", [reservation, spec, statuses, records], self._deadline_s)
         except QueueError as error:
             if type(error) is not QueueError:  # the error concerns the queue, not the reservation
                 raise

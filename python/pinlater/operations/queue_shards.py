@@ -22,7 +22,7 @@ from pinlater.model.errors import (
     from_reply,
 )
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name
-from pinlater.store.effects import Flow, ReplyError, send, together
+from pinlater.store.effects import Flow, ReplyError, T, send, together
 from pinlater.store.keys import registry_key, remnant_field
 from pinlater.store.requests import create, load_config, load_known, repeat, write
 from pinlater.store.shards import QueueShard, Session
@@ -80,6 +80,33 @@ def known_queue_shards(session: Session, queue: str, deadline_s: float) -> Flow[
     return [queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)]
 
 
+def every_queue_shard(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:
+    """As known_queue_shards, but without one of them the call would be wrong: raises ServerUnavailable that names a
+    shard that is unhealthy, or whose configuration is not to be had.
+    """
+    check_healthy(session)
+    known = yield from known_queue_shards(session, queue, deadline_s)
+    for queue_shard in session.queue_shards(queue):
+        if queue_shard not in known:
+            raise ServerUnavailable(f"{queue_shard}: it does not answer, and the call needs each shard of the queue")
+    return known
+
+
+def check_healthy(session: Session) -> None:
+    """Raises ShardUnhealthy if a shard is unhealthy, for calls that need each one."""
+    for shard in session.shards.values():
+        if shard.server.outage is not None:
+            raise shard.server.outage()
+
+
+def naming(queue_shard: QueueShard, flow: Flow[T]) -> Flow[T]:
+    """The flow; its ServerUnavailable names the queue shard."""
+    try:
+        return (yield from flow)
+    except ServerUnavailable as error:
+        raise type(error)(f"{queue_shard}: {error}") from None
+
+
 def _is_of_earlier_epoch(queue_shard: QueueShard, newest: StoredConfig) -> bool:
     stored = queue_shard.stored
     return stored is not None and not stored.deleted and stored.epoch < newest.epoch
@@ -128,7 +155,8 @@ def load_all(queue_shards: list[QueueShard], deadline_s: float, first: list[Queu
         if found:
             return found
         may_answer = any(
-            isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted for queue_shard, error in failed
+            isinstance(error, ServerUnavailable) and queue_shard.shard.server.may_answer
+            for queue_shard, error in failed
         )
         if until_s == deadline_s or not may_answer:
             raise failed[0][1]

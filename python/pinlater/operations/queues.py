@@ -34,6 +34,7 @@ from pinlater.operations.home import check_jobs_at_home, with_home
 from pinlater.operations.queue_shards import (
     Found,
     carry,
+    check_healthy,
     delete_on,
     exists,
     latest_of,
@@ -212,17 +213,23 @@ def _delete_at(session: Session, queue_shard: QueueShard, deadline_s: float) -> 
     return (yield from delete if backlog is None else backlog.deletion(queue_shard, delete, deadline_s))
 
 
+def all_queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
+    """As queue_names, but raises ShardUnhealthy if a shard is: it may know names that the others do not."""
+    check_healthy(session)
+    return (yield from queue_names(session, deadline_s))
+
+
 def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
     """The names of all queues, sorted. A registry can name a queue that no longer exists, so each name is checked.
 
     A queue in an unsupported format is left out, and so is what is no name. A session logs this once for each queue
-    shard, and each registry.
+    shard, and each registry. Shards that do not answer are passed over.
     """
     names: set[str] = set()
     errors: list[PinLaterError] = []
     for shard in session.shards.values():
         try:
-            names |= yield from _registered(session, shard, deadline_s)
+            names |= yield from registered_on(session, shard, deadline_s)
         except PinLaterError as error:
             errors.append(error)
     if len(errors) == len(session.shards):
@@ -247,7 +254,7 @@ def _log_once(session: Session, message: str, about: str = "") -> None:
         log.warning("%s", message)
 
 
-def _registered(session: Session, shard: Shard, deadline_s: float) -> Flow[set[str]]:
+def registered_on(session: Session, shard: Shard, deadline_s: float) -> Flow[set[str]]:
     """The names in the registry of a shard."""
     answer = (yield from send(shard.server, ("SMEMBERS", registry_key(shard.name)), deadline_s=deadline_s))[0]
     if isinstance(answer, ReplyError):

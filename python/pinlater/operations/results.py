@@ -101,7 +101,7 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                 queue_shard, (priority, id_, deadline_s), partial(_look, queue_shard)
             )
             if isinstance(outcome, NoAnswer):  # until the first deadline of the waits that looked together
-                if not queue_shard.shard.server.contacted or time.monotonic() + LOOK_AGAIN_S >= deadline_s:
+                if not queue_shard.shard.server.may_answer or time.monotonic() + LOOK_AGAIN_S >= deadline_s:
                     raise outcome.error
                 continue
             if outcome == _NEITHER and session.backlog is not None:

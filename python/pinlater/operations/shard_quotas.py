@@ -6,12 +6,13 @@ Risks: a hint is up to 50 ms old, so a claim can find no job.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from pinlater.model.errors import PinLaterError
+from pinlater.model.errors import InvalidArgument, PinLaterError
 from pinlater.operations.inspect import peek_at
 from pinlater.operations.queue_shards import ASK_AGAIN_S
 from pinlater.store.effects import Flow, together
@@ -19,6 +20,38 @@ from pinlater.store.shards import QueueShard
 
 #: A hint is the number of due jobs in a script's reply. The client uses a hint for this long, then it peeks again.
 HINT_S: Final = 0.05
+#: Claims over several shards wait this long for a silent one.
+PATIENCE_S: Final = 2.0
+#: 0.1 of 30 shards is 3, not 4: a product of floats may be above its value by this much.
+_ROUNDING: Final = 1e-9
+
+
+def check_coverage(coverage: object) -> None:
+    """Raises InvalidArgument for what is no share of the shards."""
+    if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not coverage >= 0:
+        raise InvalidArgument(f"coverage: expected a share of the shards, 0 or more, got {coverage!r:.60}")
+
+
+def covered(queue_shards: list[QueueShard], coverage: float, draw: float) -> list[QueueShard]:
+    """The queue shards that a call with this coverage looks at: at least one, at most all, in their order.
+
+    draw: a random number. The same number chooses the same ones of the same list.
+    """
+    share = math.ceil(min(coverage, 1.0) * len(queue_shards) - _ROUNDING)
+    if share >= len(queue_shards):
+        return queue_shards
+    chosen = random.Random(draw).sample(range(len(queue_shards)), max(1, share))
+    return [queue_shards[at] for at in sorted(chosen)]
+
+
+def those_that_answer(queue_shards: list[QueueShard]) -> list[QueueShard]:
+    """Those whose servers answered last time and are healthy; all of them if there are none."""
+    now_s = time.monotonic()
+    return [
+        queue_shard
+        for queue_shard in queue_shards
+        if queue_shard.silent_until_s <= now_s and queue_shard.shard.server.outage is None
+    ] or queue_shards
 
 
 def refresh_hints(queue_shards: list[QueueShard], deadline_s: float) -> Flow[None]:
@@ -28,6 +61,11 @@ def refresh_hints(queue_shards: list[QueueShard], deadline_s: float) -> Flow[Non
         any(queue_shard.left) for queue_shard in queue_shards
     ):
         return
+    yield from peek_all(queue_shards, deadline_s)
+
+
+def peek_all(queue_shards: list[QueueShard], deadline_s: float) -> Flow[None]:
+    """Peeks at every queue shard. Those that do not answer show no job. Raises the first error if none does."""
     results = yield from together([peek_at(queue_shard, deadline_s) for queue_shard in queue_shards])
     failed = [result for result in results if isinstance(result, PinLaterError)]
     for queue_shard, result in zip(queue_shards, results, strict=True):

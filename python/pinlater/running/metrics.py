@@ -7,13 +7,15 @@ process that is killed loses its counts since its last report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from pinlater.archive.status import ArchiveStatus
 from pinlater.operations.workers import QueueMeasures
 from pinlater.store.shards import QueueShard
-from pinlater.tasks.meters import BOUNDS_S, Meter
+from pinlater.tasks.meters import BOUNDS_S
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
 
@@ -77,6 +79,22 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
         "1 if the archive's MySQL answers, 0 if not; then the other metrics of the archive are missing. Processes that "
         "show queues show it.",
     ),
+    "pinlater_server_jobs_total": (
+        "counter",
+        "What calls of the Thrift service did to jobs, by queue and what: enqueue, dequeue, ack_succeeded, ack_failed, "
+        "ack_refused (another claim runs the job), checkpoint, checkpoint_noop; dequeue_requests_rate_limited counts "
+        "calls. Of the monitor here: timeout_retry and timeout_done (a lease ran out: the job is tried again, or "
+        "failed), succeeded_gc and failed_gc (removed past their time).",
+    ),
+    "pinlater_server_call_seconds": ("histogram", "How long calls of the Thrift service took, by method."),
+    "pinlater_server_errors_total": ("counter", "Calls of the Thrift service that raised, by method and code."),
+    "pinlater_server_first_dequeue_seconds": (
+        "histogram",
+        "Time from a job's enqueue to its first dequeue, by queue. One job of each dequeue is measured.",
+    ),
+    "pinlater_server_wrong_passwords_total": ("counter", "Calls of deleteQueue with a wrong password."),
+    "pinlater_server_connections": ("gauge", "Connections of clients of the Thrift service."),
+    "pinlater_server_calls": ("gauge", "Calls of the Thrift service that are carried out."),
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
@@ -117,6 +135,25 @@ def add(
     for family, values in more.items():
         if gauges or FAMILIES[family][0] != "gauge":
             _add(total, {family: values}, names)
+
+
+def histogram(label: str, bounds_s: tuple[float, ...], buckets: Sequence[int], seconds: float) -> dict[str, float]:
+    """The lines of a histogram; none if it is empty.
+
+    label: such as `task="mail"`.
+    bounds_s: the upper bounds of its buckets. buckets: their counts, and one more for what is longer.
+    seconds: the sum.
+    """
+    counts = list(accumulate(buckets))
+    values = [*counts, seconds, counts[-1]]
+    return dict(zip(_histogram_names(label, bounds_s), values, strict=True)) if counts[-1] else {}
+
+
+@lru_cache(maxsize=10_000)
+def _histogram_names(label: str, bounds_s: tuple[float, ...]) -> list[str]:
+    """A process makes the same names each second."""
+    buckets = [f'_bucket{{{label},le="{bound_s}"}}' for bound_s in (*bounds_s, "+Inf")]
+    return [*buckets, f"_sum{{{label}}}", f"_count{{{label}}}"]
 
 
 def text(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -183,7 +220,7 @@ def _task_samples(runner: TaskRunner) -> Samples:
         label = f'task="{_escaped(name)}"'
         for end, count in meter.ends.items():
             found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
-        found["pinlater_job_seconds"] |= _histogram(label, meter)
+        found["pinlater_job_seconds"] |= histogram(label, BOUNDS_S, meter.buckets, meter.seconds)
     newer = {f'{{version="{version}"}}': count for version, count in stats.newer.items()}
     _add(found, {"pinlater_newer_envelopes_total": newer})
     crashed = {(task.name, task.queue): 0 for task in runner.tasks()} | stats.crashed
@@ -192,17 +229,6 @@ def _task_samples(runner: TaskRunner) -> Samples:
     unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in stats.unknown.items()}
     _add(found, {_UNKNOWN: unknown})
     return found
-
-
-def _histogram(label: str, meter: Meter) -> dict[str, float]:
-    found: dict[str, float] = {}
-    runs = 0
-    for bound_s, count in zip((*BOUNDS_S, "+Inf"), meter.buckets, strict=True):
-        runs += count
-        found[f'_bucket{{{label},le="{bound_s}"}}'] = runs
-    found[f"_sum{{{label}}}"] = meter.seconds
-    found[f"_count{{{label}}}"] = runs
-    return found if runs else {}
 
 
 def _add(total: Samples, more: Mapping[str, Mapping[str, float]], names: set[str] | None = None) -> None:

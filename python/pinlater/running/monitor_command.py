@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import uvloop
@@ -15,7 +15,7 @@ import uvloop
 from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.jobs import Job
-from pinlater.store.shards import resolve_shards
+from pinlater.store.shards import NamedShards, resolve_shards
 from pinlater.tasks.late_failures import LateFailures
 from pinlater.worker.executor import ThreadPool
 from pinlater.worker.monitor import TICK_S, Monitor
@@ -24,7 +24,7 @@ from pinlater.worker.stop_signals import StopSignals
 log: Final = logging.getLogger("pinlater.worker")
 
 
-def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick_s: float = TICK_S) -> int:
+def run_monitor(queues: Sequence[str] | None, *, shards: NamedShards, tick_s: float = TICK_S) -> int:
     """Monitors queues (None: all) until a signal. Returns the exit code."""
 
     async def work() -> None:

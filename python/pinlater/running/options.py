@@ -13,6 +13,7 @@ from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.running.probes import parse_address
+from pinlater.store.shards import NamedShards
 from pinlater.tasks.functions import checked_modules
 from pinlater.tasks.logs import LogFormat
 from pinlater.worker.queue_order import MAX_WEIGHT, QueueOrder
@@ -82,7 +83,7 @@ class RunOptions:
     log_success: bool = False
     http: str | None = None
     url: str | None = field(default=None, repr=False)
-    shards: Mapping[str, str] = field(default_factory=dict, repr=False)
+    shards: NamedShards = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):

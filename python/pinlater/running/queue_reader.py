@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from pinlater.client.async_client import AsyncClient
@@ -28,13 +28,15 @@ log: Final = logging.getLogger("pinlater.worker")
 
 #: Interval of the readings.
 READ_S: Final = 15.0
+#: It looks again so soon while there are no queues, as before the first look of a monitor that finds them.
+NO_QUEUES_S: Final = 1.0
 #: A reader stays the only one for so long after a reading, and shows it for so long.
 HOLD_S: Final = 40.0
 
 
 @asynccontextmanager
 async def reading_queues(
-    new_client: Callable[[], AsyncClient], queues: Callable[[], Iterable[str]]
+    new_client: Callable[[], AbstractAsyncContextManager[AsyncClient]], queues: Callable[[], Iterable[str]]
 ) -> AsyncIterator[Callable[[], Samples]]:
     """Reads queues beside the block. Gives the function that returns their samples. queues: gives their names."""
     async with new_client() as client:
@@ -78,7 +80,7 @@ class _QueueReader:
                 self.on_read()
             except Exception:
                 log.exception("queues not read for metrics: an unexpected error")
-            await asyncio.sleep(READ_S)
+            await asyncio.sleep(READ_S if any(self._queues()) else NO_QUEUES_S)
 
     async def _read(self) -> None:
         sent_s, queues = time.monotonic(), list(self._queues())

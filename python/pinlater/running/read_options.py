@@ -24,6 +24,8 @@ from pinlater.store.shards import ChosenShards, resolve_shards
 
 #: Options whose values may be written as `"30s"`.
 _TIMES: Final = frozenset({"stop_timeout", "loop_timeout"})
+#: What the file may have for clients, and for `pinlater server`.
+_OF_OTHERS: Final = ("archive", "server")
 
 
 def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
@@ -110,7 +112,7 @@ def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
     known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
-    settings_file.check_keys(file, "", table, [*known, "archive"])
+    settings_file.check_keys(file, "", table, [*known, *_OF_OTHERS])
     settings_file.archive_of(file, table)
     if not isinstance(table.get("shards", {}), dict):
         raise InvalidArgument(f"{file}: shards: expected a table, got {shown_url(table['shards']):.60}")
@@ -120,7 +122,7 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
         for queue, own in settings_file.queue_tables(file, table).items()
         if not own or own.keys() & settings_file.WORKER_KEYS
     }
-    own = {name: value for name, value in table.items() if name != "archive"}
+    own = {name: value for name, value in table.items() if name not in _OF_OTHERS}
     return _read_values(file, {**own, "queues": queues})
 
 

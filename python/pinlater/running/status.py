@@ -38,6 +38,8 @@ class SupervisorStatus:
         self.monitor: Monitor | None = None
         #: Returns what this process reads of queues, if it does.
         self.queue_samples: Callable[[], metrics.Samples] = dict
+        #: Returns what this process counts itself, beside its processes.
+        self.own_samples: Callable[[], metrics.Samples] = dict
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
@@ -81,7 +83,8 @@ class SupervisorStatus:
         found = [process for process in self._running.values() if process.process_set.name == name]
         return ", ".join(f"{process.pid} {_reason(process)}" for process in found) or "none has started yet"
 
-    def _metrics(self) -> Answer:
+    def samples(self) -> metrics.Samples:
+        """The sum of all processes, those that have ended too, and what is known of queues."""
         total: metrics.Samples = {}
         metrics.add(total, self._ended, names=self._names)
         for process in self._running.values():
@@ -91,12 +94,16 @@ class SupervisorStatus:
         if self._recoverer is not None:
             counts = {"retried": self._recoverer.retried, "failed": self._recoverer.failed}
             total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}
+        metrics.add(total, self.own_samples(), names=self._names)
         total |= self.queue_samples()
         total["pinlater_processes"] = {"": len(self._running)}
         total["pinlater_process_restarts_total"] = {
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()
         }
-        return Answer(200, metrics.text(total), METRICS_TYPE)
+        return total
+
+    def _metrics(self) -> Answer:
+        return Answer(200, metrics.text(self.samples()), METRICS_TYPE)
 
 
 def _reason(process: Process) -> str:

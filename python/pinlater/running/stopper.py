@@ -13,7 +13,7 @@ from typing import Final
 
 from pinlater.running.process_slots import ProcessTable
 from pinlater.running.worker_process import NEVER_S, NO_SERVER, RECYCLED, Process
-from pinlater.worker.stop_signals import OVERTIME_S, log_stop
+from pinlater.worker.stop_signals import JOB_LINES, OVERTIME_S, StopLines, log_stop
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -22,10 +22,11 @@ class Stopper:
     """The stop of a supervisor.
 
     burst: processes end by themselves. If a process ends with NO_SERVER, the supervisor's exit code is NO_SERVER too.
+    lines: what the log says of it.
     """
 
-    def __init__(self, table: ProcessTable, *, burst: bool) -> None:
-        self._table, self._burst = table, burst
+    def __init__(self, table: ProcessTable, *, burst: bool, lines: StopLines = JOB_LINES) -> None:
+        self._table, self._burst, self._lines = table, burst, lines
         self._received = self._passed = 0
         #: 0; 1 if a process failed during the stop; NO_SERVER if a process of a burst reached no server.
         self.exit_code = 0
@@ -38,7 +39,7 @@ class Stopper:
     def request(self) -> None:
         """Records and logs a stop signal."""
         self._received += 1
-        log_stop(self._received)
+        log_stop(self._received, self._lines)
 
     def pass_on(self) -> None:
         """Sends the recorded stop signals to all processes."""

@@ -29,7 +29,7 @@ from pinlater.running.restarter import Restarter
 from pinlater.running.stopper import Stopper
 from pinlater.running.worker_process import NEVER_S, RECYCLED, Process, ProcessSet
 from pinlater.worker.os_process import reap_orphans
-from pinlater.worker.stop_signals import STOP_SIGNALS
+from pinlater.worker.stop_signals import JOB_LINES, STOP_SIGNALS, StopLines
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -46,6 +46,7 @@ class Supervisor:
         change.
     listener: gets the reports and the ends of processes.
     recover: called with each process that may have left running jobs, and its exit code.
+    stop_lines: what the log says of a stop.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class Supervisor:
         reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
         listener: ProcessListener | None = None,
         recover: Callable[[Process, int], None] | None = None,
+        stop_lines: StopLines = JOB_LINES,
     ) -> None:
         self._reloaded = reloaded or (lambda: process_sets)
         self._listener: ProcessListener = listener or IgnoreProcesses()
         self._recover = recover
         self._table = ProcessTable(process_sets)
-        self._stopper = Stopper(self._table, burst=burst)
+        self._stopper = Stopper(self._table, burst=burst, lines=stop_lines)
         self._restarter = Restarter(
             self._stopper,
             self._listener,

@@ -5,7 +5,7 @@ Promises what `composition` promises, and that a mistyped handler is an error be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
-from pinlater.store.shards import resolve_shards
+from pinlater.store.shards import NamedShards, resolve_shards
 from pinlater.tasks.loading import app_name_of
 from pinlater.tasks.task import Task
 from pinlater.worker.executor import Handler, check_handler
@@ -30,7 +30,7 @@ def run_handler(
     handler: str | Handler,
     queues: Sequence[str],
     *,
-    shards: Mapping[str, str],
+    shards: NamedShards,
     config: WorkerConfig | None = None,
     processes: int = 1,
     command: Sequence[str] = (),
@@ -67,9 +67,7 @@ def _checked(what: str, handler: Any) -> Handler:
     return check_handler(handler)
 
 
-def _work(
-    handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig, create: bool
-) -> Work:
+def _work(handler: Handler, queues: Sequence[str], shards: NamedShards, config: WorkerConfig, create: bool) -> Work:
     must_exist = [] if create else queues
 
     def new_client() -> AsyncClient:

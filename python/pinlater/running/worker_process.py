@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ class ProcessSet:
     memory_mb: the memory cap of each process, in MiB.
     kill_after_s: a process that has not ended this long after a stop signal is killed.
     loop_timeout_s: a process whose loop has not turned for this long is ended.
+    descriptors: open files that each process gets, by the environment variables that will hold their numbers.
     """
 
     command: Sequence[str]
@@ -66,6 +67,7 @@ class ProcessSet:
     memory_mb: int | None = None
     kill_after_s: float = 60.0
     loop_timeout_s: float | None = None
+    descriptors: Mapping[str, int] = field(default_factory=dict)
 
 
 def kill_after_s(stop_timeout_s: float) -> float:
@@ -84,7 +86,7 @@ class Process:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.process_set, self._socket, self._on_report, self._unread = process_set, ours, on_report, b""
-        descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno()}
+        descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno(), **process_set.descriptors}
         descriptors[TURN_VARIABLE] = turn_file(process_set.name).fileno()
         mark = secrets.token_hex(4)
         try:

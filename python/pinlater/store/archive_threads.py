@@ -28,7 +28,7 @@ class ArchiveThreads:
         self._threads = 0
 
     def start(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Runs `work` in a thread. Once begun it goes on to its end, also if the future is cancelled."""
+        """Runs `work` in a thread. Once started it goes on to its end, also if the future is cancelled."""
         future: Future[Any] = Future()
         self._calls.put((future, work))
         if not self._idle.acquire(blocking=False) and self._threads < MAX_THREADS:

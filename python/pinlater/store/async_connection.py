@@ -105,16 +105,12 @@ class Connection(asyncio.Protocol):
             self._good = False  # an answer without a request
             return
         try:
-            self._reader.feed(data)
-            while len(self._answers) < self._wanted:
-                answer = self._reader.gets()
-                if answer is False:
-                    return
-                self._answers.append(answer)
-        except hiredis.ProtocolError as error:
+            self._answers += self._reader.read(data)
+            if len(self._answers) >= self._wanted:
+                self._reader.end(self._answers, self._wanted)
+                self._end(None)
+        except _core.BadReply as error:
             self._end(error)
-        else:
-            self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the current request."""

@@ -10,7 +10,7 @@ Each request has a connection of its own while it runs. Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any
 
 import redis.asyncio
@@ -26,8 +26,10 @@ from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
     Coalesce,
+    Command,
     Effect,
     Flow,
+    Leave,
     Listen,
     NoAnswer,
     Send,
@@ -82,6 +84,11 @@ class AsyncDriver:
             return stop.value  # type: ignore[no-any-return]
         finally:
             flow.close()
+
+    async def send(self, server: Server, commands: Sequence[Command]) -> list[Any]:
+        """Sends commands in one packet, outside of any flow. Returns the answers, as those of Send."""
+        self._check_open()
+        return await self._send(Send(server, commands))
 
     def after_fork(self) -> None:
         """In a forked child: starts without connections.
@@ -138,6 +145,8 @@ class AsyncDriver:
                 except PinLaterError:
                     self._check_open()
                     raise
+            case Leave(server):
+                self._leave(server, server.moves)
             case Transactions(each):
                 return await asyncio.gather(*map(self._transact, each))
         return None
@@ -165,10 +174,13 @@ class AsyncDriver:
             make_room(self._coalescers)
             make = effect.make
             coalescer = self._coalescers[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
-        return coalescer.add(effect.item, 0)
+        future: asyncio.Future[Any] = coalescer.add(effect.item, 0)
+        return future
 
     async def _send(self, effect: Send) -> list[Any]:
         server = effect.server
+        if server.outage is not None and not effect.ping:
+            return [NoAnswer(False, server.outage())] * len(effect.commands)
         connection = self._take(server)
         if connection is None:
             moves = server.moves  # before its name is resolved
@@ -200,7 +212,8 @@ class AsyncDriver:
         if connection.errors.leave:
             self._leave(server, connection.moves)
         free = self.free.setdefault(server, [])
-        if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
+        is_current = server.is_used and connection.moves == server.moves
+        if len(free) < MAX_FREE and not self._closed and is_current:
             free.append(connection)
         else:
             connection.close()
@@ -253,7 +266,11 @@ class AsyncDriver:
         return connection
 
     async def connect_to_primary(self, server: Server) -> Any:
-        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        """As connect, but also raises ServerUnavailable for an unhealthy server, and for a replica: a subscription
+        there would stay silent.
+        """
+        if server.outage is not None:
+            raise server.outage()
         connection = await self.connect(server)
         try:
             async with asyncio.timeout(self._timeouts[1]):

@@ -4,7 +4,7 @@ Promises:
 - Each caller gets its own answer. If its batch is refused for wrong arguments, the batch is halved until the call that
   is wrong is alone.
 - Two calls for one job leave one after the other.
-- A single call leaves in the same turn.
+- A single call leaves in the same turn, unless its coalescer is made to wait for others behind a flush under way.
 
 Risks: a cancelled call is still carried out, since the others depend on its batch.
 """
@@ -15,20 +15,36 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError
 
 T = TypeVar("T")
 
-#: Items that leave in one script call, and their futures.
-_Batch: TypeAlias = tuple[list[T], list[asyncio.Future[Any]]]
+
+class Receiver(Protocol):
+    """Gets the result of an item, or its error. A future is one."""
+
+    def done(self) -> bool:
+        """Whether it wants nothing more."""
+
+    def set_result(self, result: Any, /) -> object:
+        """Takes the result."""
+
+    def set_exception(self, error: Exception, /) -> object:
+        """Takes the error."""
+
+
+#: Items that leave in one script call, and what gets their results.
+_Batch: TypeAlias = tuple[list[T], list[Receiver]]
 
 #: Most jobs of a flush: as many as one script call takes.
 MAX_ITEMS: Final = 1000
 #: Most bytes of a flush. A larger item leaves alone. No server can be set to refuse so little: the least value of its
 #: proto-max-bulk-len and client-query-buffer-limit is 1 MiB.
 MAX_BYTES: Final = 512 * 1024
+#: For callers with many connections: flushes twice as large cost each call less than the turns do.
+PATIENT_TURNS: Final = 2
 #: A client forgets coalescers in which nothing waits when it has so many.
 MAX_COALESCERS: Final = 1000
 
@@ -39,6 +55,7 @@ class Coalescer(Generic[T]):
     - run: carries out a list of items, and returns their results in order. PartialEnqueue has a result an item.
     - tasks: holds the running tasks.
     - parts: where a list of items is cut, so that each part is one script call. None: it is one.
+    - turns: while an earlier flush is under way, a flush waits for more items for so many more turns of the event loop.
     """
 
     def __init__(
@@ -46,39 +63,45 @@ class Coalescer(Generic[T]):
         run: Callable[[list[T]], Awaitable[list[Any]]],
         tasks: set[asyncio.Task[None]],
         parts: Callable[[list[T]], list[slice]] | None = None,
+        turns: int = 0,
     ) -> None:
         self._run = run
         self._tasks = tasks
         self._parts = parts
+        self._turns = turns
+        self._under_way = 0
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         #: The batches of the next flush, which leave one after the other.
         self._waiting: list[_Batch[T]] = []
-        #: Items, futures and keys of the last batch.
+        #: Items, receivers and keys of the last batch.
         self._items: list[T] = []
-        self._futures: list[asyncio.Future[Any]] = []
+        self._receivers: list[Receiver] = []
         self._keys: set[Any] = set()
         self._count = self._bytes = 0
 
-    def add(self, item: T, size: int, keys: Collection[Any] = ()) -> asyncio.Future[Any]:
-        """Adds an item to the next flush. The future gets its result, or the error of its batch.
+    def add(
+        self, item: T, size: int, keys: Collection[Any] = (), *, jobs: int = 1, receiver: Receiver | None = None
+    ) -> Any:
+        """Adds an item to the next flush. Returns the receiver: it gets the result, or the error of its batch.
 
         size: in bytes. keys: the ids of its jobs, if it may have several; two items with a key in common leave in
-        different batches, in order.
+        different batches, in order. jobs: how many jobs it has, if it has no keys. receiver: by default a new future.
         """
-        jobs = len(keys) or 1
+        jobs = len(keys) or jobs
         count, self._bytes = self._count, self._bytes + size
         if not count or count + jobs > MAX_ITEMS or self._bytes > MAX_BYTES:
             self._start_flush(size)
         elif keys and not self._keys.isdisjoint(keys):
             self._start_batch()
-        future: asyncio.Future[Any] = self._new_future()
+        if receiver is None:
+            receiver = self._new_future()
         self._items.append(item)
-        self._futures.append(future)
+        self._receivers.append(receiver)
         if keys:
             self._keys.update(keys)
         self._count += jobs
-        return future
+        return receiver
 
     @property
     def is_empty(self) -> bool:
@@ -89,49 +112,58 @@ class Coalescer(Generic[T]):
         """Flushes what waits, and schedules the next flush."""
         self._flush()
         self._bytes = size
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self._flush_behind, self._turns)
         self._start_batch()
 
     def _start_batch(self) -> None:
-        self._items, self._futures, self._keys = [], [], set()
-        self._waiting.append((self._items, self._futures))
+        self._items, self._receivers, self._keys = [], [], set()
+        self._waiting.append((self._items, self._receivers))
+
+    def _flush_behind(self, turns: int) -> None:
+        """Flushes now, or in the next turn if an earlier flush is under way. turns: so many may pass."""
+        if turns and self._under_way:
+            self._loop.call_soon(self._flush_behind, turns - 1)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         if not self._count:
             return
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
-        self._items, self._futures = [], []  # or the last batch would stay in memory
+        self._items, self._receivers = [], []  # or the last batch would stay in memory
+        self._under_way += 1
         task = self._loop.create_task(self._carry_out(batches))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, batches))
 
     def _ended(self, batches: list[_Batch[T]], task: asyncio.Task[None]) -> None:
-        """Fails the futures of a task that did not end well. A done callback, as a cancelled task may never start."""
+        """Fails the receivers of a task that did not end well. A done callback, as a cancelled task may never start."""
         self._tasks.discard(task)
+        self._under_way -= 1
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
             return
         why = error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
-        for future in chain.from_iterable(futures for _, futures in batches):
-            if not future.done():
-                future.set_exception(why)
+        for receiver in chain.from_iterable(receivers for _, receivers in batches):
+            if not receiver.done():
+                receiver.set_exception(why)
 
     async def _carry_out(self, batches: list[_Batch[T]]) -> None:
-        for items, futures in batches:
+        for items, receivers in batches:
             if self._parts is None or len(items) == 1:
-                await self._carry_out_batch(items, futures)
+                await self._carry_out_batch(items, receivers)
             else:
                 for part in self._parts(items):
-                    await self._carry_out_batch(items[part], futures[part])
+                    await self._carry_out_batch(items[part], receivers[part])
 
-    async def _carry_out_batch(self, items: list[T], futures: list[asyncio.Future[Any]]) -> None:
-        for future, result in zip(futures, await self._results(items), strict=True):
-            if future.done():
+    async def _carry_out_batch(self, items: list[T], receivers: list[Receiver]) -> None:
+        for receiver, result in zip(receivers, await self._results(items), strict=True):
+            if receiver.done():
                 continue
             if isinstance(result, PinLaterError):
-                future.set_exception(result)
+                receiver.set_exception(result)
             else:
-                future.set_result(result)
+                receiver.set_result(result)
 
     async def _results(self, items: list[T]) -> list[Any]:
         """The result or the error of each item."""

@@ -14,12 +14,14 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.store.servers import Server
 
-Argument: TypeAlias = bytes | str | int
+#: An argument of a script. Of Records each string is one.
+Argument: TypeAlias = bytes | str | int | _core.Records
 #: The words of a command, or its bytes as they are sent.
-Command: TypeAlias = tuple[Argument, ...] | bytes
+Command: TypeAlias = tuple[bytes | str | int, ...] | bytes
 
 #: Shortest wait for an answer, even if the deadline is nearer: less would lose answers that are about to arrive.
 LEAST_WAIT_S: Final = 1.0
@@ -30,13 +32,14 @@ class Send:
     """Effect: send commands to one server, in one pipeline. Result: one answer a command, in order.
 
     deadline_s: end of the wait for the answers, in monotonic seconds. blocking: the commands may block on the server
-    without limit, so the wait has no limit.
+    without limit, so the wait has no limit. ping: send them although the server is unhealthy.
     """
 
     server: Server
     commands: Sequence[Command]
     deadline_s: float = float("inf")
     blocking: bool = False
+    ping: bool = False
 
     def wait_s(self, read_timeout_s: float) -> float:
         """Time to wait for an answer, from now."""
@@ -51,6 +54,13 @@ class Sleep:
     """Effect: wait. Result: None."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Effect: close the free connections to a server, and its subscriptions. Requests under way go on. Result: None."""
+
+    server: Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,16 @@ class Transactions:
 
 
 Effect: TypeAlias = (
-    list[Send] | Sleep | Listen | AwaitNotification | Subscribe | AwaitMessage | Coalesce | Transaction | Transactions
+    list[Send]
+    | Sleep
+    | Leave
+    | Listen
+    | AwaitNotification
+    | Subscribe
+    | AwaitMessage
+    | Coalesce
+    | Transaction
+    | Transactions
 )
 T = TypeVar("T")
 R = TypeVar("R")

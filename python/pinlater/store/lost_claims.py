@@ -20,12 +20,12 @@ from pinlater.store.effects import Flow, completed
 class LostClaims:
     """Those of one queue shard. There are several only if several claims were under way. Threads may share it."""
 
-    __slots__ = ("_errors", "_sent_s")
+    __slots__ = ("_errors", "_sent")
 
     def __init__(self) -> None:
         self._errors: deque[OutcomeUnknown] = deque()
-        #: Of answers that came late: token -> when the claim was sent (boot_s).
-        self._sent_s: dict[bytes, float] = {}
+        #: Of answers that came late: token -> when the claim was sent (boot_s), and its source.
+        self._sent: dict[bytes, tuple[float, str]] = {}
 
     @property
     def pending(self) -> bool:
@@ -35,7 +35,7 @@ class LostClaims:
     @property
     def remembered(self) -> bool:
         """Whether anything is known here that the next claims need."""
-        return bool(self._errors or self._sent_s)
+        return bool(self._errors or self._sent)
 
     def keep(self, error: OutcomeUnknown) -> None:
         """The next claim asks for this answer."""
@@ -59,18 +59,24 @@ class LostClaims:
         return claim
 
     def answered_late(
-        self, error: OutcomeUnknown, decode: Callable[[list[Any]], Claim], sent_s: float
+        self, error: OutcomeUnknown, decode: Callable[[list[Any]], Claim], sent_s: float, source: str
     ) -> OutcomeUnknown:
-        """The unknown outcome of a claim that was sent then. decode: makes a Claim of a script's reply."""
+        """The unknown outcome of a claim that was sent then, for this source. decode: makes a Claim of a script's
+        reply.
+        """
 
         def finish(reply: list[Any]) -> Claim:
             claim = decode(reply)
             if claim.jobs:
-                self._sent_s[claim.token] = sent_s
+                self._sent[claim.token] = sent_s, source
             return claim
 
         return completed(error, finish)
 
     def take_sent_s(self, token: bytes, otherwise_s: float) -> float:
         """When the claim with this token was sent, if its answer came late. Whoever takes its jobs asks, once."""
-        return self._sent_s.pop(token, otherwise_s)
+        return self._sent.pop(token, (otherwise_s, ""))[0]
+
+    def is_of(self, source: str, token: bytes) -> bool:
+        """Whether the claim with this token, whose answer came late, was made for this source."""
+        return self._sent[token][1] == source

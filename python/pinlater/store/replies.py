@@ -5,10 +5,9 @@ Promises that a driver notices such an error without a look at each answer.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import hiredis
-
+import pinlater._core as _core
 from pinlater.model.urls import hide_user
 from pinlater.store.effects import ReplyError
 
@@ -29,6 +28,6 @@ class ErrorReplies:
         self.leave = self.leave or text.startswith(LEAVE_CODES)
         return ReplyError(hide_user(text))
 
-    def reader(self) -> Any:
-        """A parser of replies."""
-        return hiredis.Reader(replyError=self)  # type: ignore[arg-type]  # any callable does
+    def reader(self) -> _core.ReplyReader:
+        """A reader of replies."""
+        return _core.ReplyReader(self)

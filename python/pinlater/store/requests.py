@@ -87,7 +87,7 @@ def read(queue_shard: QueueShard, verb: str, arguments: ScriptArguments, deadlin
         error = _error_of(answer, verb, queue_shard)
         if isinstance(error, ConfigConflict):
             yield from _pause_or_raise(changes, deadline_s, error)
-        elif _may_pass(error, answer) and queue_shard.shard.server.contacted:
+        elif _may_pass(error, answer) and queue_shard.shard.server.may_answer:
             yield from _pause_or_raise(pauses, deadline_s, error)
         else:
             raise error
@@ -118,29 +118,63 @@ def write(
 
     Raises OutcomeUnknown at the deadline if the script may have run.
     """
-    script, lane, stored = load_scripts()[verb], queue_shard.lanes.take(), queue_shard.stored
-    command = answer = None
-    if stored is not None and not stored.deleted:
+    if queue_shard.is_known:
         # the fast path of nearly every call; any other answer goes on as a _Write
+        started = StartedWrite(queue_shard, verb, arguments)
         try:
-            command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
             if blocking_list:
-                answer = yield from _blocking(queue_shard, blocking_list, command)
+                answer = yield from _blocking(queue_shard, blocking_list, started.command)
             else:
-                answer = (yield [Send(queue_shard.shard.server, [command], deadline_s)])[0][0]
-            if type(answer) is not list and _not_loaded(answer):
-                answer = yield from _load(queue_shard.shard.server, script, command, deadline_s)
+                answer = (yield [Send(queue_shard.shard.server, [started.command], deadline_s)])[0][0]
         except BaseException:
-            queue_shard.lanes.release(lane)  # as in _Write.__del__
+            started.drop()
             raise
-        parts = _parts(answer, lane.sequence)
-        if parts:
-            queue_shard.lanes.release(lane)
-            if parts[1] > queue_shard.highest_id:
-                queue_shard.highest_id = parts[1]
-            return parts if finish is None else finish(parts)
-    flow = _Write(queue_shard, script, arguments, lane, command).run(deadline_s, patient, answer)
+        reply = started.reply(answer)
+        if reply:
+            return reply if finish is None else finish(reply)
+        flow = started.go_on(answer, deadline_s, patient=patient)
+    else:
+        lane = queue_shard.lanes.take()
+        flow = _Write(queue_shard, load_scripts()[verb], arguments, lane).run(deadline_s, patient)
     return (yield from flow if finish is None else complete(flow, finish))
+
+
+class StartedWrite:
+    """A write of a queue shard whose configuration is known, before its answer is there.
+
+    Its owner sends `command` once. Then it calls `reply`, and `go_on` if that returns nothing; or `drop`.
+    """
+
+    __slots__ = ("_arguments", "_lane", "_queue_shard", "_script", "command")
+
+    def __init__(self, queue_shard: QueueShard, verb: str, arguments: ScriptArguments) -> None:
+        stored, script = queue_shard.stored, load_scripts()[verb]
+        assert stored is not None
+        self._queue_shard, self._script, self._arguments = queue_shard, script, arguments
+        self._lane = lane = queue_shard.lanes.take()
+        try:
+            self.command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
+        except BaseException:
+            self.drop()
+            raise
+
+    def reply(self, answer: Any) -> list[Any]:
+        """`[sequence, highest id, payload, …]`; [] if this is not the reply to the write."""
+        parts = _parts(answer, self._lane.sequence)
+        if parts:
+            self.drop()
+            if parts[1] > self._queue_shard.highest_id:
+                self._queue_shard.highest_id = parts[1]
+        return parts
+
+    def drop(self) -> None:
+        """The lane is free again. Its next request makes a late try of this one stale, as in _Write.__del__."""
+        self._queue_shard.lanes.release(self._lane)
+
+    def go_on(self, answer: Any, deadline_s: float, *, patient: bool = True) -> Flow[list[Any]]:
+        """The reply, behind an answer that is none. Like `write`."""
+        one = _Write(self._queue_shard, self._script, self._arguments, self._lane, self.command)
+        return one.run(deadline_s, patient, answer)
 
 
 class _Write:
@@ -199,6 +233,8 @@ class _Write:
 
     def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
         pauses, changes = _pauses(), _pauses(at_once=True)
+        if _not_loaded(answer) and self._command is not None:
+            answer = yield from _load(self.queue_shard.shard.server, self.script, self._command, deadline_s)
         while True:
             if answer is None:
                 answer = yield from self._try(deadline_s)
@@ -245,11 +281,12 @@ class _Write:
 
     def _may_try_again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
-            # none of these says anything of the try that was lost
-            if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld | FormatUnsupported):
+            # none of these says anything of the try that was lost; and an unhealthy server is not asked again now
+            is_unhealthy = self.queue_shard.shard.server.outage is not None
+            if is_unhealthy or isinstance(error, QueueNotFound | ServerRefused | ServerTooOld | FormatUnsupported):
                 raise self._unknown(error)
             return isinstance(error, ServerError)
-        return patient and isinstance(error, ServerUnavailable) and self.queue_shard.shard.server.contacted
+        return patient and isinstance(error, ServerUnavailable) and self.queue_shard.shard.server.may_answer
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
         happened = "stopped half-way" if _IN_SCRIPT in str(error) else "sent, but no answer came in time"
@@ -357,7 +394,7 @@ def repeat(
         failed = answer if lost is None else lost
         error = _error_of(failed, verb, queue_shard)
         was_sent = resend and isinstance(failed, NoAnswer) and failed.sent
-        may_answer = was_sent or (patient and queue_shard.shard.server.contacted)
+        may_answer = was_sent or (patient and queue_shard.shard.server.may_answer)
         if not (may_answer and isinstance(error, ServerUnavailable)):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)

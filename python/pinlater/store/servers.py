@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -15,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlater.model.errors import InvalidArgument, ServerTooOld
+from pinlater.model.errors import InvalidArgument, ServerTooOld, ServerUnavailable
 from pinlater.model.registry import registered, registered_names
 from pinlater.model.urls import shown_url
 
@@ -73,6 +74,8 @@ class Server:
     - origin: where its URL came from, for messages; "" if that is not known.
     - contacted: a connection to it has worked before, so a refused one is worth another try.
     - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
+    - is_used: a shard of the session is on it; else its connections are closed after their requests.
+    - outage: makes the error of each request while the server is unhealthy (operations/health.py). None: it is not.
     - moves: how often the driver left the node that its connections led to. It uses no connection from before.
     """
 
@@ -80,10 +83,13 @@ class Server:
         known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
         if f"{_scheme(url)}://" not in known:
             *first, last = known
-            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}")
+            thrift = "; pinlater.connect() takes it" if (_scheme(url) or "").startswith("thrift") else ""
+            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}{thrift}")
         self.url, self.origin = url, origin
         self.contacted = False
         self.version: str | None = None
+        self.is_used = True
+        self.outage: Callable[[], ServerUnavailable] | None = None
         self.moves = 0
         self._node = ""
         self._starter = _starter_of(url)
@@ -96,6 +102,11 @@ class Server:
     def with_origin(self) -> str:
         """For messages: `redis://a:6379 (from PINLATER_URL)`."""
         return f"{self} ({self.origin})" if self.origin else str(self)
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether a request that it did not take is worth another try."""
+        return self.contacted and self.outage is None
 
     def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
         """URL and keyword arguments for a connection pool of redis-py. Starts an embedded server.

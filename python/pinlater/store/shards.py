@@ -1,7 +1,8 @@
 """Shards, and what a client remembers of each queue on each shard.
 
-Promises that clients with the same shard names place a key on the same shard (rendezvous hashing). What a client
-remembers (configurations, numbers of due jobs) may be out of date; scripts check it.
+Promises that clients with the same shards place a key on the same shard (rendezvous hashing), and that a session whose
+shards change disturbs no call under way: a call goes on with the shards that it has read. What a client remembers
+(configurations, numbers of due jobs) may be out of date; scripts check it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
-from pinlater.model.urls import shown_url
+from pinlater.model.text import did_you_mean
+from pinlater.model.urls import hide_urls, shown_url
 from pinlater.store.allowance import Allowance
 from pinlater.store.keys import LIST_MARK, wake_channel
 from pinlater.store.lanes import LanePool
@@ -30,11 +32,18 @@ URL_VARIABLE: Final = "PINLATER_URL"
 #: Where a command found the servers that it put into PINLATER_URL, behind a checksum of that value.
 ORIGIN_VARIABLE: Final = "PINLATER_URL_ORIGIN"
 DEFAULT_URL: Final = "embedded://"
-#: The origin of servers that a program or a command line names.
+#: The origin of servers that a program or a command line names, and of those that nobody names.
 ARGUMENT: Final = "from an argument"
+DEFAULT: Final = "the default"
 #: A session forgets unknown queues when it remembers so many queue shards, and twice as many as it kept last time.
 MAX_UNKNOWN: Final = 1_000
-_NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
+_NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32}(?::\w*)?)=(?=\w+://)")
+#: Stands behind the name of a shard in a text, and is a key of its table.
+DEQUEUE_ONLY: Final = "dequeue_only"
+_KEYS: Final = ("url", DEQUEUE_ONLY)
+
+#: By the name of each shard its URL, or a table: `{"url": "redis://b:6379", "dequeue_only": True}`.
+NamedShards: TypeAlias = Mapping[str, str | Mapping[str, Any]]
 
 
 class ChosenShards(dict[str, str]):
@@ -42,32 +51,42 @@ class ChosenShards(dict[str, str]):
 
     origin: a short text for messages: `from an argument`, `from PINLATER_URL`, `from /srv/shop/pinlater.toml`, or
     `the default`.
+    dequeue_only: the names of those that take no new jobs.
     """
 
-    def __init__(self, urls: Mapping[str, str], origin: str) -> None:
+    def __init__(self, urls: Mapping[str, str], origin: str, dequeue_only: Iterable[str] = ()) -> None:
         super().__init__(urls)
         self.origin = origin
+        self.dequeue_only = frozenset(dequeue_only)
 
     def __str__(self) -> str:
         """For logs: `redis://a:6379 (from PINLATER_URL)`."""
-        named = (f"{name}={shown_url(url)}" for name, url in self.items())
-        shown = shown_url(self["1"]) if [*self] == ["1"] else ", ".join(named)
+        named = (f"{name}={shown_url(url)}{self._mark(name, ' (dequeue-only)')}" for name, url in self.items())
+        shown = shown_url(self["1"]) if [*self] == ["1"] and not self.dequeue_only else ", ".join(named)
         return f"{shown} ({self.origin})"
 
     def export(self) -> None:
         """Makes this the choice of the processes that this process starts, and of its own clients."""
-        os.environ[URL_VARIABLE] = url = ",".join(f"{name}={url}" for name, url in self.items())
+        names = {name: name + self._mark(name, f":{DEQUEUE_ONLY}") for name in self}
+        os.environ[URL_VARIABLE] = url = ",".join(f"{names[name]}={url}" for name, url in self.items())
         os.environ[ORIGIN_VARIABLE] = f"{_checksum(url)} {self.origin}"
+
+    def _mark(self, name: str, mark: str) -> str:
+        return mark if name in self.dequeue_only else ""
 
 
 class Shard:
-    """A named namespace on one server."""
+    """A named namespace on one server.
 
-    __slots__ = ("name", "server")
+    dequeue_only: it takes no new jobs. Sessions change it while they run.
+    """
 
-    def __init__(self, name: str, server: Server) -> None:
+    __slots__ = ("dequeue_only", "name", "server")
+
+    def __init__(self, name: str, server: Server, *, dequeue_only: bool = False) -> None:
         self.name = check_shard_name(name)
         self.server = server
+        self.dequeue_only = dequeue_only
 
     def __repr__(self) -> str:
         return f"shard {self.name} ({self.server})"
@@ -136,10 +155,14 @@ class QueueShard:
         return self._session + LIST_MARK if self.blocking_list else self._session
 
     @property
+    def is_known(self) -> bool:
+        """Whether the queue exists here, as far as the session knows."""
+        return self.stored is not None and not self.stored.deleted
+
+    @property
     def is_kept(self) -> bool:
         """Whether the session must remember it: the queue exists, or a claim or a call waits for something."""
-        exists = self.stored is not None and not self.stored.deleted
-        return exists or bool(self.blocking_list or self.lost_claims.remembered or self.waiters)
+        return self.is_known or bool(self.blocking_list or self.lost_claims.remembered or self.waiters)
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -162,19 +185,20 @@ class Session:
     """
 
     def __init__(self, shards: Mapping[str, str]) -> None:
-        if not shards:
-            raise InvalidArgument("shards: expected at least one name and URL, got none")
-        servers: dict[str, Server] = {}
-        origin = shards.origin if isinstance(shards, ChosenShards) else ""
-        for url in shards.values():
-            if url not in servers:
-                check_url(url)
-                servers[url] = Server(url, origin)
-        self.shards = {name: Shard(name, servers[url]) for name, url in shards.items()}
-        self.servers = list(servers.values())
+        #: All shards by name. Those that take new jobs, by name. The servers of all.
+        self.shards: dict[str, Shard] = {}
+        self.taking: list[str] = []
+        self.servers: list[Server] = []
+        #: Servers that no shard uses any more. Calls under way may.
+        self.former_servers: list[Server] = []
+        #: Shards that were removed, so that jobs that came from them can be ended.
+        self._removed: dict[str, Shard] = {}
         #: What keeps pending jobs outside Redis (operations/backlog.py); None: nothing does.
         self.backlog: Any = None
+        #: The port of this process in its claim descriptors; 0: it has none, as a client.
+        self.port = 0
         self.renew()
+        self.change_shards(shards if isinstance(shards, ChosenShards) else ChosenShards(shards, ""))
         _sessions.add(self)
 
     def renew(self) -> None:
@@ -187,23 +211,85 @@ class Session:
         self._most = MAX_UNKNOWN
         self.forked = False
 
+    def change_shards(self, chosen: ChosenShards) -> list[Server]:
+        """Uses these shards from now on. Calls under way end with the shards that they have.
+
+        A shard with the name and URL of one until now is that one. Returns the servers that no shard uses any more.
+        Raises InvalidArgument, and then nothing has changed.
+        """
+        shards, before = self._shards_of(chosen), self.servers
+        for name, shard in shards.items():
+            shard.dequeue_only = name in chosen.dequeue_only
+        removed = {name: shard for name, shard in {**self._removed, **self.shards}.items() if name not in shards}
+        # in this order: another thread that reads a list that was made anew must find the new shards
+        self._removed, self.shards = removed, shards
+        self.taking = [name for name, shard in shards.items() if not shard.dequeue_only]
+        self.chosen = chosen
+        self.servers = list(dict.fromkeys(shard.server for shard in shards.values()))
+        known = {**removed, **shards}
+        self._queues = {key: one for key, one in list(self._queues.items()) if one.shard is known.get(key[1])}
+        self._queue_shards, self._configured = {}, {}
+        every = dict.fromkeys([*self.former_servers, *before])
+        self.former_servers = [server for server in every if server not in self.servers]
+        for server in every:
+            if not server.is_used:
+                server.outage = None  # nobody has pinged it meanwhile
+            server.is_used = server in self.servers
+        return [server for server in before if not server.is_used]
+
+    def candidates(self, chosen: ChosenShards) -> list[Shard]:
+        """The shards that a change would add. Until it comes, their servers count as former ones. Raises
+        InvalidArgument.
+        """
+        added = [shard for name, shard in self._shards_of(chosen).items() if self.shards.get(name) is not shard]
+        for server in dict.fromkeys(shard.server for shard in added):
+            if server not in self.servers:
+                server.outage = None  # nobody pings it
+                self.former_servers = list(dict.fromkeys([*self.former_servers, server]))
+        return added
+
+    def _shards_of(self, chosen: ChosenShards) -> dict[str, Shard]:
+        if not chosen:
+            raise InvalidArgument("shards: expected at least one name and URL, got none")
+        servers = {server.url: server for server in (*self.former_servers, *self.servers)}
+        found = {}
+        for name, url in chosen.items():
+            if url not in servers:
+                check_url(url)
+                servers[url] = Server(url, chosen.origin)
+            known = self.shards.get(name) or self._removed.get(name)
+            found[name] = known if known is not None and known.server is servers[url] else Shard(name, servers[url])
+        return found
+
+    def answers_again(self, server: Server) -> None:
+        """Asks the shards of a server at once, which were passed over because it did not answer."""
+        for queue_shard in list(self._queues.values()):
+            if queue_shard.shard.server is server:
+                queue_shard.silent_until_s = float("-inf")
+
     def queue_shard(self, queue: str, shard: str) -> QueueShard:
         """The queue shard of this queue on this shard. Raises InvalidArgument for a bad name."""
         # another type than str may have no hash
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
-            new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            check_queue_name(queue)
             if len(self._queues) >= self._most:
                 self._forget_unknown()
-            known = self._queues.setdefault((queue, shard), new)
+            queues = self._queues  # before the shard: after a change it belongs to the new ones
+            known = queues.setdefault((queue, shard), QueueShard(queue, self._shard(shard), self.id))
         return known
 
     def queue_shards(self, queue: str) -> list[QueueShard]:
         """The queue shards of a queue, in the order of the shards. Every caller gets the same list."""
-        known = self._queue_shards.get(queue) if isinstance(queue, str) else None
+        lists = self._queue_shards  # before the shards: after a change it belongs to the new ones
+        known = lists.get(queue) if isinstance(queue, str) else None
         if known is None:
-            known = self._queue_shards[queue] = [self.queue_shard(queue, shard) for shard in self.shards]
+            known = lists[queue] = [self.queue_shard(queue, shard) for shard in self.shards]
         return known
+
+    def known_queues(self) -> list[str]:
+        """The names of the queues that this session has read from a shard."""
+        return [queue for queue in list(self._queue_shards) if self.known_config(queue) is not None]
 
     def known_config(self, queue: str) -> QueueConfig | None:
         """A queue's configuration, if this session has read it from a shard."""
@@ -227,11 +313,11 @@ class Session:
         self._most = max(MAX_UNKNOWN, 2 * len(self._queues))
 
     def _shard(self, name: str) -> Shard:
-        try:
-            return self.shards[name]
-        except KeyError:
+        shard = self.shards.get(name) or self._removed.get(name)
+        if shard is None:
             known = ", ".join(self.shards)
-            raise InvalidArgument(f"shard: expected one of {known}, got {name!r}") from None
+            raise InvalidArgument(f"shard: expected one of {known}, got {name!r}")
+        return shard
 
 
 _sessions: Final = weakref.WeakSet[Session]()
@@ -263,13 +349,13 @@ def no_file() -> ChosenShards | None:
 
 def resolve_shards(
     url: str | None,
-    shards: Mapping[str, str] | None,
+    shards: NamedShards | None,
     of_file: Callable[[], ChosenShards | None] = no_file,
 ) -> ChosenShards:
     """Shard names and their URLs, and where they come from. This is the only place that chooses.
 
-    - url: one URL, or several shards as `1=redis://a:6379,2=redis://b:6379`.
-    - shards: names and URLs; not together with `url`. ChosenShards keep their origin.
+    - url: one URL, or several shards as `1=redis://a:6379,2:dequeue_only=redis://b:6379`.
+    - shards: names and URLs, or tables; not together with `url`. ChosenShards keep their origin.
     - of_file: reads the servers of the settings file.
 
     Without URL and shards, the environment variable PINLATER_URL counts, then the file, then the embedded server.
@@ -280,17 +366,51 @@ def resolve_shards(
     if isinstance(shards, ChosenShards):
         return shards
     if shards is not None:
-        if not isinstance(shards, Mapping):
-            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shown_url(shards)}")
-        return ChosenShards({name: absolute(url) for name, url in shards.items()}, ARGUMENT)
+        return read_shards(shards, ARGUMENT)
     if url is not None:
-        return ChosenShards(split_url(url), ARGUMENT)
+        return split_url(url, ARGUMENT)
     if text := os.environ.get(URL_VARIABLE):
-        return ChosenShards(split_url(text), _origin_of(text))
-    return of_file() or ChosenShards(split_url(DEFAULT_URL), "the default")
+        return split_url(text, _origin_of(text))
+    return of_file() or split_url(DEFAULT_URL, DEFAULT)
 
 
-def split_url(text: object, directory: Path | None = None) -> dict[str, str]:
+def read_shards(shards: object, origin: str, *, where: str = "", directory: Path | None = None) -> ChosenShards:
+    """The shards of a mapping of names to URLs or tables. Raises InvalidArgument.
+
+    where: the start of the message. directory: what relative paths are relative to; None: the working directory.
+    """
+    if not isinstance(shards, Mapping):
+        raise InvalidArgument(f"{where}shards: expected names and URLs, got {shown_url(shards)}")
+    urls: dict[str, str] = {}
+    closed: list[str] = []
+    for name, value in shards.items():
+        table = _table(name, value, where)
+        urls[name] = absolute(table["url"], directory)
+        closed += [name] if table.get(DEQUEUE_ONLY) else []
+    return ChosenShards(urls, origin, closed)
+
+
+def _table(name: object, value: object, where: str) -> Mapping[str, Any]:
+    """The table of a shard; that of a URL has nothing else."""
+    if isinstance(value, str):
+        return {"url": value}
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(
+            f"{where}shards: expected names and URLs, got {hide_urls(str(name))} = {shown_url(value)}"
+        )
+    part = f"{where}shards.{hide_urls(str(name))}"
+    if unknown := [str(key) for key in value if key not in _KEYS]:
+        near = did_you_mean(unknown[0], _KEYS)
+        expected = f"{near + ' ' if near else ''}expected one of {', '.join(_KEYS)}"
+        raise InvalidArgument(f"{part}: unknown key {hide_urls(unknown[0])!r}; {expected}")
+    if not isinstance(value.get("url"), str):
+        raise InvalidArgument(f"{part}: url: expected a URL, got {shown_url(value.get('url'))}")
+    if not isinstance(value.get(DEQUEUE_ONLY, False), bool):
+        raise InvalidArgument(f"{part}: {DEQUEUE_ONLY}: expected true or false, got {shown_url(value[DEQUEUE_ONLY])}")
+    return value
+
+
+def split_url(text: object, origin: str, directory: Path | None = None) -> ChosenShards:
     """The shards that the text of a URL names. directory: what relative paths are relative to; None: the working
     directory.
     """
@@ -298,10 +418,19 @@ def split_url(text: object, directory: Path | None = None) -> dict[str, str]:
         raise InvalidArgument(f"server URL: expected a str, got {shown_url(text)}")
     names = list(_NAMED.finditer(text))
     if not names:
-        return {"1": absolute(text, directory)}
+        return ChosenShards({"1": absolute(text, directory)}, origin)
     ends = [match.start() for match in names[1:]] + [len(text)]
     urls = [text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)]
-    return {match[1]: absolute(url, directory) for match, url in zip(names, urls, strict=True)}
+    named = dict(named_shard(match[1], url) for match, url in zip(names, urls, strict=True))
+    return read_shards(named, origin, directory=directory)
+
+
+def named_shard(name: str, url: str) -> tuple[str, Mapping[str, Any]]:
+    """The name and table of a shard, as texts have them. name: `2`, or `2:dequeue_only`. Raises InvalidArgument."""
+    shard, colon, mark = name.partition(":")
+    if colon and mark != DEQUEUE_ONLY:
+        raise InvalidArgument(f"shards: expected NAME=URL or NAME:{DEQUEUE_ONLY}=URL, got {hide_urls(name)}=…")
+    return shard, {"url": url, DEQUEUE_ONLY: bool(colon)}
 
 
 def _origin_of(text: str) -> str:

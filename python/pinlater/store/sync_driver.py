@@ -22,7 +22,6 @@ import time
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-import hiredis
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
@@ -36,6 +35,7 @@ from pinlater.store.effects import (
     Coalesce,
     Effect,
     Flow,
+    Leave,
     Listen,
     NoAnswer,
     Send,
@@ -132,6 +132,8 @@ class SyncDriver:
                 self._check_open()
             case Coalesce(_, item, make):
                 return self.drive(make([item]))[0]
+            case Leave(server):
+                self._leave(server, server.moves)
             case Transactions(each):
                 return [transaction.outcome() for transaction in each]
         return None
@@ -144,7 +146,10 @@ class SyncDriver:
         return [self._read(effect, connection) for effect, connection in zip(sends, opened, strict=True)]
 
     def _send(self, effect: Send) -> _Connection | NoAnswer:
-        server, packed = effect.server, _core.pack_commands(effect.commands)
+        server = effect.server
+        if server.outage is not None and not effect.ping:
+            return NoAnswer(False, server.outage())
+        packed = _core.pack_commands(effect.commands)
         connection = self._take(server)
         if connection is None:
             moves = server.moves  # before its name is resolved
@@ -166,7 +171,7 @@ class SyncDriver:
         answers: list[Any] = []
         try:
             connection.receive(answers, len(effect.commands))
-        except (OSError, hiredis.ProtocolError) as error:
+        except (OSError, _core.BadReply) as error:
             connection.close()
             self._leave_if_lost(effect.server, connection, error)
             lost = NoAnswer(True, ServerUnavailable(f"server {effect.server.with_origin}: no answer: {error}"))
@@ -194,7 +199,8 @@ class SyncDriver:
         free = self._free.setdefault(server, [])  # before the check: _leave() takes this list away
         if connection.errors.leave:
             self._leave(server, connection.moves)
-        if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
+        is_current = server.is_used and connection.moves == server.moves
+        if len(free) < MAX_FREE and not self._closed and is_current:
             free.append(connection)
         else:
             connection.close()
@@ -246,7 +252,11 @@ class SyncDriver:
         return connection
 
     def connect_to_primary(self, server: Server, within_s: float = float("inf")) -> Any:
-        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        """As connect, but also raises ServerUnavailable for an unhealthy server, and for a replica: a subscription
+        there would stay silent.
+        """
+        if server.outage is not None:
+            raise server.outage()
         connection = self.connect(server, within_s)
         try:
             connection.send_command(*WRITE_NOTHING, check_health=False)
@@ -295,7 +305,7 @@ class _Connection:
     def receive(self, answers: list[Any], count: int) -> None:
         """Appends replies to `answers` until there are `count`; an error reply is a ReplyError.
 
-        Raises OSError or hiredis.ProtocolError.
+        Raises OSError or BadReply.
         """
         while True:
             try:
@@ -304,11 +314,10 @@ class _Connection:
                 raise TimeoutError("timed out") from None  # SO_RCVTIMEO passed, see _KernelConnection
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            self._reader.feed(data)
-            while (answer := self._reader.gets()) is not False:
-                answers.append(answer)
-                if len(answers) == count:
-                    return
+            answers += self._reader.read(data)
+            if len(answers) >= count:
+                self._reader.end(answers, count)
+                return
 
     def close(self) -> None:
         """Drops the connection. Nobody reads an answer that comes later."""

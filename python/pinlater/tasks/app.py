@@ -7,7 +7,7 @@ tasks of the app's module, of the modules that this one imports, and of those in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 
@@ -17,6 +17,7 @@ from pinlater.model.queue_config import check_integer
 from pinlater.model.queue_options import Queue
 from pinlater.model.registry import registered
 from pinlater.model.times import Seconds
+from pinlater.store.shards import NamedShards
 from pinlater.tasks.app_parts import AppParts
 from pinlater.tasks.arguments import UNKNOWN, Arguments
 from pinlater.tasks.context import Context, SyncContext
@@ -66,7 +67,7 @@ class PinLater:
         self,
         url: str | None = None,
         *,
-        shards: Mapping[str, str] | None = None,
+        shards: NamedShards | None = None,
         timeout_s: float = 10.0,
         middleware: Iterable[Middleware] = (),
         immediate: bool = False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from pinlater.client.base import check_seconds
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig
-from pinlater.store.shards import ChosenShards
+from pinlater.store.shards import ChosenShards, NamedShards
 from pinlater.tasks.middleware import EnqueueHook
 
 
@@ -97,7 +97,7 @@ class ClientOptions:
     """
 
     url: str | None = field(repr=False)
-    shards: Mapping[str, str] | None = field(repr=False)
+    shards: NamedShards | None = field(repr=False)
     timeout_s: float
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class AppClients:
     def __init__(
         self,
         url: str | None,
-        shards: Mapping[str, str] | None,
+        shards: NamedShards | None,
         timeout_s: float,
         queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:

@@ -5,7 +5,7 @@ Promises that a raw task is alone in its queue, and that the tasks of a queue ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from traceback import walk_tb
 from typing import Any, Final
@@ -15,6 +15,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, check_queue_name
 from pinlater.model.queue_options import Queue, show_settings
 from pinlater.model.tracebacks import is_ours
+from pinlater.store.shards import NamedShards
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.lifespan import Lifespan, entered_lifespan
@@ -33,7 +34,7 @@ class AppParts:
     import_name: the name "module:app" by which workers import it; None until it is known.
     """
 
-    def __init__(self, url: str | None, shards: Mapping[str, str] | None, timeout_s: float) -> None:
+    def __init__(self, url: str | None, shards: NamedShards | None, timeout_s: float) -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         self.lifespan: Lifespan | None = None

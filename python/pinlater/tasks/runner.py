@@ -271,7 +271,7 @@ class TaskRunner:
 
     async def _server_time_ms(self, job: Job) -> int:
         """TIME of the job's server. The time of the claim, if the server does not answer."""
-        shard = self._client.session.shards[job.shard]
+        shard = self._client.session.queue_shard(job.queue, job.shard).shard
         try:
             return await self._client.run(lambda end: server_time_ms(shard, end))
         except PinLaterError:

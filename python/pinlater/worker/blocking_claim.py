@@ -23,7 +23,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError
 from pinlater.operations.claim import claim_at
-from pinlater.operations.claim_round import PATIENCE_S
+from pinlater.operations.shard_quotas import PATIENCE_S
 from pinlater.store.effects import Flow, NoAnswer, Send
 from pinlater.store.keys import LIST_MARK, blocking_list_key
 from pinlater.store.requests import write

@@ -34,6 +34,7 @@ from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterEr
 from pinlater.operations.opening import drains, open_if_empty
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.operations.queues import queue_names
 from pinlater.store.effects import Argument, Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
@@ -155,6 +156,9 @@ class Monitor:
         self._task: asyncio.Task[None] | None = None
         #: Jobs whose lease ran out: enqueued again, or failed after their last attempt.
         self.redelivered = 0
+        #: By queue and what: jobs whose lease ran out (timeout_retry: enqueued again, timeout_done: failed), and jobs
+        #: removed past their time (succeeded_gc, failed_gc).
+        self.counts: Counter[tuple[str, str]] = Counter()
 
     async def start(self) -> None:
         """Runs in the background until stop()."""
@@ -224,12 +228,16 @@ class Monitor:
         if self._missing[queue] == 2:
             log.warning("%s; looking for it again from time to time", error)
 
+    def queues(self) -> list[str]:
+        """The names of the queues that it looks at: those it was given, or found at its last look for new ones."""
+        return self._found if self._named is None else list(self._named())
+
     async def _queues(self) -> list[str]:
         if self._named is not None:
             return list(self._named())
         if time.monotonic() >= self._rediscover_s:
             try:
-                self._found = await self._client.queue_names()
+                self._found = await self._client.run(partial(queue_names, self._client.session))
             except PinLaterError as error:
                 log.warning("queues not listed: %s; the monitor looks at those that it knows", error)
             except Exception:
@@ -239,6 +247,7 @@ class Monitor:
 
     async def _look_at(self, queue: str) -> None:
         queue_shards = await self._client.run(lambda end: known_queue_shards(self._client.session, queue, end))
+        self.watches = {one: watch for one, watch in self.watches.items() if one.queue != queue or one in queue_shards}
         due = [queue_shard for queue_shard in queue_shards if self._watch(queue_shard).next_look_s <= time.monotonic()]
         results = await asyncio.gather(*(self.look(queue_shard) for queue_shard in due), return_exceptions=True)
         for queue_shard, result in zip(due, results, strict=True):
@@ -319,6 +328,7 @@ class Monitor:
         *_, leases, retried, failed, _ = _REPORT.unpack_from(report)
         descriptors, sweep = read_failed(queue_shard, report, _REPORT.size)
         self.redelivered += retried + failed
+        self._count(queue_shard.queue, timeout_retry=retried, timeout_done=failed)
         if leases:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
         if descriptors:
@@ -330,10 +340,16 @@ class Monitor:
         reply = yield from write(queue_shard, "collect", [watch.cursor], deadline_s, patient=False)
         succeeded, failed, lanes, reservations, waiters, more = _COLLECTED.unpack_from(reply[2])
         watch.cursor = reply[2][_COLLECTED.size :]
+        self._count(queue_shard.queue, succeeded_gc=succeeded, failed_gc=failed)
         if succeeded or failed:
             log.info("%s: removed %d succeeded and %d failed jobs past their time", queue_shard, succeeded, failed)
         log.debug("%s: removed %d lanes, %d reservations, %d waiters", queue_shard, lanes, reservations, waiters)
         return bool(more)
+
+    def _count(self, queue: str, **jobs: int) -> None:
+        for what, count in jobs.items():
+            if count:
+                self.counts[queue, what] += count
 
 
 def _log_rest(queue_shard: QueueShard, watch: ShardWatch, rests: int, jumped_ms: int) -> None:

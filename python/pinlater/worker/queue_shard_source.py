@@ -22,10 +22,11 @@ from pinlater.model.limits import CLAIM_LIMITS, Limit, Rest
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import leases, limits, results
-from pinlater.operations.claim_round import PATIENCE_S, claim_round
+from pinlater.operations.claim_round import claim_round
 from pinlater.operations.dequeue import leave
 from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.operations.queues import recreate_lost
+from pinlater.operations.shard_quotas import PATIENCE_S
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
@@ -209,11 +210,11 @@ class QueueShardSource:
 
     async def ack(self, succeeded: list[Job], failed: list[Ack]) -> list[Any]:
         session = self._client.session
-        return await self._client.run(lambda end: leases.ack(session, succeeded, failed, "", False, end))
+        return await self._client.run(lambda end: leases.ack(session, succeeded, failed, None, False, end))
 
     async def checkpoint(self, checkpoints: list[Checkpoint]) -> list[Any]:
         session = self._client.session
-        return await self._client.run(lambda end: leases.checkpoint(session, checkpoints, "", end))
+        return await self._client.run(lambda end: leases.checkpoint(session, checkpoints, None, end))
 
     async def store_results(self, kept: list[tuple[Job, bytes, int]]) -> list[Job]:
         session = self._client.session
@@ -225,7 +226,7 @@ class QueueShardSource:
 
     async def release(self, jobs: Sequence[Job]) -> list[Any]:
         session = self._client.session
-        return await self._client.run(lambda end: leases.release(session, jobs, "", end))
+        return await self._client.run(lambda end: leases.release(session, jobs, None, end))
 
     async def renew(self, jobs: Sequence[Job]) -> list[Job]:
         session = self._client.session

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from pinlater.operations.claim_round import PATIENCE_S
+from pinlater.operations.shard_quotas import PATIENCE_S
 from pinlater.worker.acker import Acker
 from pinlater.worker.held_jobs import HeldJobs
 from pinlater.worker.progress import Progress

@@ -18,7 +18,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -44,12 +44,23 @@ def ignore(numbers: Iterable[signal.Signals]) -> None:
         signal.signal(number, lambda *_: None)
 
 
-def log_stop(signals: int) -> None:
+class StopLines(NamedTuple):
+    """What the log says at the first stop signal, and at the second one."""
+
+    first: str
+    second: str
+
+
+#: Of a role that runs jobs.
+JOB_LINES: Final = StopLines("stopping, press Ctrl-C again to give jobs up", "giving running jobs up")
+
+
+def log_stop(signals: int, lines: StopLines = JOB_LINES) -> None:
     """Logs what a stop signal does. signals: how many have come."""
     if signals == 1:
-        log.info("stopping, press Ctrl-C again to give jobs up")
+        log.info("%s", lines.first)
     elif signals == 2:
-        log.warning("giving running jobs up")
+        log.warning("%s", lines.second)
 
 
 class StopSignals:

@@ -54,10 +54,9 @@ class Subscriptions:
         """
         self._stopped, self._made = False, made
         session, subscriber = self._client.session, self._client.driver.subscriber
-        queue_shards = [queue_shard for queue in self._queues for queue_shard in session.queue_shards(queue)]
-        self._wake_channels = {one.channel: one.queue for one in queue_shards}
-        self._cancel_channels = {one: cancel_channel(one.queue, one.shard.name) for one in queue_shards}
-        self._limits_channels = {limits_channel(one.queue, one.shard.name): one for one in queue_shards}
+        for queue in self._queues:
+            for queue_shard in session.queue_shards(queue):
+                self._add(queue_shard)
 
         def on_message(channel: bytes, message: bytes) -> None:
             if (queue := self._wake_channels.get(channel)) is not None:
@@ -68,6 +67,12 @@ class Subscriptions:
                 removed(channel, message)
 
         subscriber.on_message, subscriber.on_lost = on_message, self._on_lost
+
+    def _add(self, queue_shard: QueueShard) -> None:
+        queue, shard = queue_shard.queue, queue_shard.shard.name
+        self._wake_channels[queue_shard.channel] = queue
+        self._cancel_channels[queue_shard] = cancel_channel(queue, shard)
+        self._limits_channels[limits_channel(queue, shard)] = queue_shard
 
     def stop(self) -> None:
         """Makes no subscription again."""
@@ -96,6 +101,7 @@ class Subscriptions:
         if len(heard) < len(queue_shards):
             for queue_shard in queue_shards:
                 if queue_shard not in heard:
+                    self._add(queue_shard)  # its shard may have been added just now
                     self._on_lost(queue_shard.shard.server)
         return heard
 
@@ -105,13 +111,13 @@ class Subscriptions:
         return self._client.driver.subscriber.hears(queue_shard.shard.server, channel)
 
     def _on_lost(self, server: Server) -> None:
-        if server not in self._making and not self._stopped:
+        if server not in self._making and not self._stopped and server.is_used:
             self._making[server] = asyncio.get_running_loop().create_task(self._make(server))
 
     async def _make(self, server: Server) -> None:
         pauses = Pauses()
         try:
-            while (why := await self._listen(server)) and not self._stopped:
+            while (why := await self._listen(server)) and not self._stopped and server.is_used:
                 if pauses.is_first:
                     log.warning("%s, trying again", why)
                 await asyncio.sleep(pauses.take())

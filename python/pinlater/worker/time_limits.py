@@ -75,7 +75,7 @@ def _cancelled_by(error: BaseException) -> asyncio.CancelledError | None:
 
 
 class Limit:
-    """The time limit of one running job, which can be lifted and begun anew.
+    """The time limit of one running job, which can be lifted and started anew.
 
     future: of the job's end; None: the job does not run any more, so nothing is limited.
     lease: the job's, if the limit ends that too.

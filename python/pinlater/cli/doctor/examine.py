@@ -9,6 +9,7 @@ from pinlater.cli.doctor.check_result import OK, CheckResult
 from pinlater.cli.doctor.queue_checks import check_queues
 from pinlater.cli.doctor.reached_server import reached_servers
 from pinlater.cli.doctor.server_checks import check_server
+from pinlater.cli.doctor.shard_checks import check_shards
 from pinlater.client.base import ClientSettings
 
 
@@ -19,6 +20,7 @@ def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[CheckR
     with reached_servers(settings, queues) as (reached, reachable):
         for server in settings.session.servers:
             results += [CheckResult(OK, repr(server), "chosen", server.origin), reachable[server]]
+            results += check_shards(settings.session, server)
             if server in reached:
                 results += check_server(reached[server])
                 results += archive.of_server(reached[server])

@@ -43,7 +43,13 @@ class LimitChecks:
         return CheckResult(level, self._subject, check, found, advice)
 
     def _check_home(self, config: QueueConfig) -> CheckResult:
-        if config.home in self._shards:
+        home = self._shards.get(config.home)
+        if home is not None and home.dequeue_only and config.max_running is not None:
+            found = f"{config.home} is dequeue-only, and all jobs of the queue live there: enqueues are refused"
+            return self._result(
+                WARNING, "home shard", found, f"pinlater queue set {self._queue} --home SHARD, once empty"
+            )
+        if home is not None:
             return self._result(OK, "home shard", config.home)
         found = f"{config.home!r} is not among the shards {', '.join(self._shards)}: claims fail"
         advice = f"name it with --shard, or pinlater queue set {self._queue} --home SHARD"

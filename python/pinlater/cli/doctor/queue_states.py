@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -22,6 +22,7 @@ class QueueShardState:
     """The state of a queue on one shard.
 
     version: grows with each change of the configuration.
+    dequeue_only: the shard takes no new jobs.
     config: None if the shard has no such queue.
     lost: ids that claims found without a record.
     error: why the configuration is unknown: no answer, or an unsupported format; "" if it is known.
@@ -29,6 +30,7 @@ class QueueShardState:
 
     shard: str
     server: str
+    dequeue_only: bool = False
     version: int = 0
     generation: int = 0
     config: QueueConfig | None = None
@@ -44,28 +46,33 @@ def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
         return [
             queue_state(reached[shard.server], shard, queue)
             if shard.server in reached
-            else QueueShardState(shard=shard.name, server=repr(shard.server), error=results[shard.server].found)
+            else QueueShardState(
+                shard=shard.name,
+                server=repr(shard.server),
+                dequeue_only=shard.dequeue_only,
+                error=results[shard.server].found,
+            )
             for shard in settings.session.shards.values()
         ]
 
 
 def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardState:
     """The state of a queue on one shard."""
+    state = QueueShardState(shard=shard.name, server=server.name, dequeue_only=shard.dequeue_only)
     try:
         _, _, packed, owner, lost, _ = _read(server, shard, queue, "config", 0)
     except ResponseError as error:
         if not isinstance(from_reply(str(error), ""), FormatUnsupported):
             raise
-        return QueueShardState(shard=shard.name, server=server.name, error=str(error).partition(" ")[2])
+        return replace(state, error=str(error).partition(" ")[2])
     stored = StoredConfig.unpack(packed) if packed else None
     if stored is None or stored.deleted:
-        return QueueShardState(shard=shard.name, server=server.name)
+        return state
     until_ms = int.from_bytes(owner[8:], "big") if owner else None
     seconds, microseconds = server.redis.time()
     now_ms = seconds * 1000 + microseconds // 1000
-    return QueueShardState(
-        shard=shard.name,
-        server=server.name,
+    return replace(
+        state,
         version=int.from_bytes(stored.version, "big"),
         generation=stored.generation,
         config=stored.config,

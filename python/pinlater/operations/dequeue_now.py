@@ -1,0 +1,173 @@
+"""Dequeues for a caller that speaks for others and does not wait, with acks that ride on them. Flows only, no I/O.
+
+Promises that `limit` is never exceeded, and that a claim whose answer is lost stays in `lost_claims`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import pinlater._core as _core
+from pinlater.model.clocks import boot_s
+from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.jobs import Job
+from pinlater.model.limits import CLAIM_LIMITS, Limit
+from pinlater.operations.claim import claim_of, known_if_lost, start_claim
+from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
+from pinlater.operations.dequeue import jobs_of, release_surplus
+from pinlater.operations.home import where_jobs_are
+from pinlater.operations.leases import RefusedAcks, ack_arguments, batches_of, outcomes_of, refused_of
+from pinlater.operations.limits import rest_of
+from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.operations.shard_quotas import covered
+from pinlater.store.effects import Command, Flow, complete, together
+from pinlater.store.requests import StartedWrite
+from pinlater.store.servers import Server
+from pinlater.store.shards import QueueShard, Session
+
+#: Claimed jobs, and what keeps others from being claimed, as far as the caller knows.
+Dequeued: TypeAlias = tuple[list[Job], Limit | None]
+
+
+def dequeue_now(
+    session: Session, queue: str, limit: int, source: str, coverage: float, deadline_s: float
+) -> Flow[Dequeued]:
+    """Claims up to `limit` due jobs. coverage: as of `dequeue`."""
+    known = yield from known_queue_shards(session, queue, deadline_s)
+    queue_shards = known if coverage >= 1 else covered(where_jobs_are(session, known), coverage, random.random())
+    if limit == 0:
+        return [], None
+    claims = yield from claim_round(session, queue_shards, limit, False, source, deadline_s, keep=True)
+    return (yield from _dequeued(session, queue, claims, limit, deadline_s))
+
+
+def _dequeued(
+    session: Session, queue: str, claims: Sequence[_core.Claim], limit: int, deadline_s: float
+) -> Flow[Dequeued]:
+    jobs = jobs_of(session, queue, claims)
+    yield from release_surplus(session, jobs, limit, deadline_s)
+    rest = rest_of(session, queue)
+    limits = [CLAIM_LIMITS[claim.limited] for claim in claims] if rest is None else [rest.limit]
+    config = session.known_config(queue)
+    if config is not None and config.is_stopped:  # shards that show no job were not asked for one
+        limits.append(Limit.PAUSE)
+    return jobs, next(filter(None, limits), None)
+
+
+class StartedDequeues:
+    """Dequeues of one queue shard, and the acks that ride on them, as commands of one packet: the acks come first.
+
+    Its owner sends `commands` to `server` once, then calls `take` with the answers; or `drop`.
+
+    - asked: of each dequeue its limit and its source.
+    - claims: of each dequeue its claim, or the ValueError of a malformed one. None: the answer was no reply; go on with
+      `jobs`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        queue_shard: QueueShard,
+        asked: Sequence[tuple[int, str]],
+        acks: Sequence[_core.AckCall],
+        any_source: bool,
+    ) -> None:
+        self._session, self._queue_shard, self._asked = session, queue_shard, asked
+        self._ack_calls, self._batches = acks, batches_of(session, acks, any_source) if acks else []
+        self._sent_s = boot_s()
+        self._acks: list[StartedWrite] = []
+        self._claims: list[StartedWrite] = []
+        try:
+            for batch in self._batches:
+                self._acks.append(StartedWrite(queue_shard, "ack", ack_arguments(batch)))
+            for limit, source in asked:
+                self._claims.append(start_claim(session, queue_shard, limit, source))
+        except BaseException:
+            self.drop()
+            raise
+        self._answers: list[Any] = []
+        self._refused: list[list[int] | None] = []
+        self.claims: list[_core.Claim | ValueError | None] = []
+
+    @property
+    def server(self) -> Server:
+        """Where to send the commands."""
+        return self._queue_shard.shard.server
+
+    @property
+    def commands(self) -> list[Command]:
+        """What to send."""
+        return [started.command for started in (*self._acks, *self._claims)]
+
+    def drop(self) -> None:
+        """Nobody reads the answers."""
+        for started in (*self._acks, *self._claims):
+            started.drop()
+
+    def take(self, answers: list[Any]) -> None:
+        """Takes the answers to the commands."""
+        self._answers = answers
+        for batch, started, answer in zip(self._batches, self._acks, answers, strict=False):
+            reply = started.reply(answer)
+            self._refused.append(refused_of(batch, reply) if reply else None)
+        queue_shard = self._queue_shard
+        for started, answer in zip(self._claims, answers[len(self._acks) :], strict=True):
+            reply = started.reply(answer)
+            try:
+                self.claims.append(claim_of(queue_shard, reply) if reply else None)
+            except ValueError as error:
+                self.claims.append(error)
+
+    def acks(self, deadline_s: float) -> Flow[list[RefusedAcks | PinLaterError]]:
+        """Of each call how many of its acks were refused, or its error; after `take`."""
+        lost = [number for number, refused in enumerate(self._refused) if refused is None]
+        flows = [self._acks[number].go_on(self._answers[number], deadline_s) for number in lost]
+        found: list[Any] = [*self._refused]
+        if flows:
+            results = yield from together(
+                [complete(flow, partial(refused_of, self._batches[n])) for n, flow in zip(lost, flows, strict=True)]
+            )
+            for number, result in zip(lost, results, strict=True):
+                found[number] = result
+        return outcomes_of(self._ack_calls, self._batches, found)
+
+    def jobs(self, number: int, deadline_s: float) -> Flow[Dequeued]:
+        """The jobs of a dequeue; after `take`. number: of the dequeue."""
+        session, queue_shard = self._session, self._queue_shard
+        limit, source = self._asked[number]
+        claim = self.claims[number]
+        if isinstance(claim, ValueError):
+            raise claim
+        if claim is None:
+            flow = self._claims[number].go_on(self._answers[len(self._acks) + number], deadline_s)
+            try:
+                claim = yield from known_if_lost(queue_shard, flow, self._sent_s, source)
+            except OutcomeUnknown as error:
+                queue_shard.lost_claims.keep(error)
+                raise
+        claims = [claim]
+        yield from claim_more(session, queue_shard, claims, limit, source, deadline_s)
+        return (yield from _dequeued(session, queue_shard.queue, claims, limit, deadline_s))
+
+
+def is_whole(claim: _core.Claim, limit: int) -> bool:
+    """Whether a dequeue of so many jobs needs no look at anything beside its first claim."""
+    if claim.count < limit and may_have_more([claim], limit):
+        return False
+    return claim.count > 0 or not claim.limited
+
+
+def only_queue_shard(session: Session, queue: str) -> QueueShard | None:
+    """The queue shard of a queue that StartedDequeues is for: it is known, on one shard, and without limits. None: the
+    queue is of another kind, or there is something to do first.
+    """
+    config = session.known_config(queue)
+    if config is None or len(session.shards) != 1 or config.is_limited or config.is_stopped:
+        return None
+    [queue_shard] = session.queue_shards(queue)
+    if not queue_shard.is_known or queue_shard.lost_claims.pending or queue_shard.shard.server.outage is not None:
+        return None
+    return queue_shard

@@ -1,0 +1,1 @@
+"""The Thrift service: what `pinlater server` runs."""

@@ -1,0 +1,178 @@
+//! `dequeueJobs`: its call and its answer.
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::claim::Claim;
+use crate::job::Job;
+use crate::packed::Decimal;
+use crate::thrift::ack::{self, AckCall, AckRequest};
+use crate::thrift::reader::{BOOL, DOUBLE, I32, MAP, MessageReader, STRING, STRUCT, Span};
+use crate::thrift::refusal::Refusal;
+use crate::thrift::request::{read_call, required, source_text, text};
+use crate::thrift::writer::Answer;
+
+const METHOD: &str = "dequeueJobs";
+
+/// A call of `dequeueJobs`.
+///
+/// `source`: cut to 255 bytes. `limit` and `coverage`: as they came. `acks`: those that ride on it; their source is its own.
+#[pyclass(frozen, get_all, module = "pinlater._core")]
+#[derive(Debug)]
+pub struct DequeueCall {
+    source: Py<PyString>,
+    queue: Py<PyString>,
+    limit: i32,
+    dry_run: bool,
+    coverage: f64,
+    acks: Option<Py<AckCall>>,
+}
+
+struct DequeueRequest {
+    queue: Span,
+    limit: i32,
+    acks: Option<AckRequest>,
+    dry_run: bool,
+    coverage: f64,
+}
+
+/// A call of `dequeueJobs`, of which the arguments begin at `start`. Raises as `read_ack`.
+#[pyfunction]
+pub fn read_dequeue(message: &Bound<'_, PyBytes>, start: usize) -> PyResult<DequeueCall> {
+    let (py, bytes) = (message.py(), message.as_bytes());
+    let (source, request) = read_call(bytes, start, read_request)?;
+    let source = source_text(py, source.of(bytes));
+    let acks = match &request.acks {
+        Some(acks) => Some(Py::new(py, AckCall::new(acks, message, &source)?)?),
+        None => None,
+    };
+    Ok(DequeueCall {
+        source: source.unbind(),
+        queue: text(py, request.queue.of(bytes)).unbind(),
+        limit: request.limit,
+        dry_run: request.dry_run,
+        coverage: request.coverage,
+        acks,
+    })
+}
+
+#[pymethods]
+impl DequeueCall {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<DequeueCall of {} jobs of {}>", self.limit, self.queue.to_str(py)?))
+    }
+}
+
+fn read_request(reader: &mut MessageReader<'_>) -> Result<DequeueRequest, Refusal> {
+    let (mut queue, mut limit, mut acks, mut dry_run, mut coverage) = (None, None, None, false, 1.0);
+    reader.begin_struct()?;
+    while let Some(field) = reader.next_field()? {
+        match field {
+            (STRING, 1) => queue = Some(reader.string()?),
+            (I32, 2) => limit = Some(reader.i32()?),
+            (STRUCT, 3) => acks = Some(ack::read_request(reader)?),
+            (BOOL, 4) => dry_run = reader.bool()?,
+            (DOUBLE, 5) => coverage = reader.double()?,
+            (kind, _) => reader.skip(kind)?,
+        }
+    }
+    let (queue, limit) = (required(queue, "request.queueName")?, required(limit, "request.limit")?);
+    Ok(DequeueRequest { queue, limit, acks, dry_run, coverage })
+}
+
+/// The framed answer with these jobs. Without jobs, both of its maps are unset.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
+pub fn dequeue_answer<'py>(
+    py: Python<'py>,
+    sequence: i32,
+    jobs: Vec<Bound<'py, Job>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let mut answered = Vec::with_capacity(jobs.len());
+    for job in jobs.iter().map(Bound::get) {
+        answered.push(AnsweredJob {
+            queue: job.queue.to_str(py)?,
+            shard: job.shard.to_str(py)?,
+            priority: job.priority,
+            id: job.id,
+            body: job.body.as_bytes(py),
+            attempts: (job.attempts_allowed, job.attempts_remaining),
+        });
+    }
+    write_answer(py, sequence, &answered)
+}
+
+/// The framed answer with the jobs of a claim.
+#[pyfunction]
+pub fn claim_answer<'py>(
+    py: Python<'py>,
+    sequence: i32,
+    claim: &Bound<'py, Claim>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let claim = claim.get();
+    let (queue, shard) = (claim.queue.to_str(py)?, claim.shard.to_str(py)?);
+    let mut jobs = Vec::with_capacity(claim.count());
+    for job in claim.parts() {
+        let job = job?;
+        let attempts = (job.attempts_allowed, job.attempts_remaining);
+        jobs.push(AnsweredJob { queue, shard, priority: job.priority, id: job.id, body: job.body, attempts });
+    }
+    write_answer(py, sequence, &jobs)
+}
+
+/// A job as the answer has it.
+struct AnsweredJob<'a> {
+    queue: &'a str,
+    shard: &'a str,
+    priority: u8,
+    id: u64,
+    body: &'a [u8],
+    /// Allowed and remaining.
+    attempts: (u16, u16),
+}
+
+fn write_answer<'py>(
+    py: Python<'py>,
+    sequence: i32,
+    jobs: &[AnsweredJob<'_>],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let size: usize = jobs.iter().map(|job| job.body.len() + 2 * job.queue.len()).sum();
+    let mut answer = Answer::new(METHOD, sequence, size + 160 * jobs.len() + 64);
+    answer.field(STRUCT, 0);
+    if !jobs.is_empty() {
+        let descriptors = write_bodies(&mut answer, jobs);
+        write_metadata(&mut answer, jobs, descriptors);
+    }
+    answer.stop();
+    answer.stop();
+    answer.finish(py)
+}
+
+/// Returns where the descriptors are.
+fn write_bodies(answer: &mut Answer, jobs: &[AnsweredJob<'_>]) -> Vec<Range<usize>> {
+    let mut descriptors = Vec::with_capacity(jobs.len());
+    answer.field(MAP, 1);
+    answer.map(STRING, STRING, jobs.len());
+    let same_stem = |a: &AnsweredJob<'_>, b: &AnsweredJob<'_>| {
+        (a.priority, a.shard, a.queue) == (b.priority, b.shard, b.queue)
+    };
+    for group in jobs.chunk_by(same_stem) {
+        let stem = format!("{}:s{}:p{}:", group[0].queue, group[0].shard, group[0].priority);
+        for job in group {
+            descriptors.push(answer.joined(&[stem.as_bytes(), Decimal::of(job.id).as_bytes()]));
+            answer.string(job.body);
+        }
+    }
+    descriptors
+}
+
+fn write_metadata(answer: &mut Answer, jobs: &[AnsweredJob<'_>], descriptors: Vec<Range<usize>>) {
+    answer.field(MAP, 2);
+    answer.map(STRING, STRUCT, jobs.len());
+    for (job, descriptor) in jobs.iter().zip(descriptors) {
+        let (allowed, remaining) = job.attempts;
+        answer.repeat(descriptor);
+        answer.i32_fields([(1, allowed.into()), (2, remaining.into())]);
+    }
+}

@@ -1,0 +1,243 @@
+"""Commands of queues and jobs on Thrift servers, and the one line with which all others refuse them."""
+
+# ruff: noqa: F811 (fixtures are parameters)
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from pinlater.cli import main
+from pinlater.cli.command_base import DONE, NO, SERVER, UNKNOWN, USAGE
+from pinlater.server.passwords import hash_password
+from tests.support.cli_runs import Ran, Run, run  # noqa: F401
+from tests.support.servers import Server
+from tests.support.thrift_fake import FakeServer, ordinary
+from tests.support.thrift_server import ThriftServer
+
+PASSWORD = "open sesame"  # noqa: S105
+HASHED = hash_password(PASSWORD)
+ADVICE = (
+    "; start `pinlater server` there, or name another one with --url; if it runs, its log and /readyz of its admin "
+    "pages show more\n"
+)
+NOT_THERE = "is not on the Thrift interface; use --url redis://host:6379"
+
+
+@pytest.fixture
+def thrift(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`run` with a Thrift server in PINLATER_URL."""
+    with ThriftServer({"1": server.url, "2": server.url}, password_hash=HASHED) as service:
+        monkeypatch.setenv("PINLATER_URL", f"thrift://127.0.0.1:{service.port}")
+        yield run
+
+
+@pytest.fixture
+def nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run` with a Thrift URL that nobody listens on: what needs no server is refused before a connect."""
+    monkeypatch.setenv("PINLATER_URL", "thrift://127.0.0.1:1")
+    return run
+
+
+def test_a_queue_and_its_jobs(thrift: Run) -> None:
+    ran = thrift("queue", "create", "mail")
+    assert (ran.code, ran.out) == (DONE, "queue mail created\n")
+    assert thrift("queue", "create", "mail").out == "queue mail exists already\n"
+    assert thrift("queue", "create", "mail", "--json").document == {"queue": "mail", "created": False}
+
+    enqueued = thrift("job", "enqueue", "mail", "hello", "world", "--attempts", "1").out.split()
+    assert thrift("job", "enqueue", "mail", "later", "--delay", "1h").code == DONE
+    assert thrift("job", "enqueue", "mail", "--lines", stdin=b"a\nb\n\n").out == "queue mail: 2 jobs enqueued\n"
+    assert [line.split() for line in thrift("queue", "ls").out.splitlines()] == [
+        ["queue", "pending", "scheduled", "in", "progress", "succeeded", "failed"],
+        ["mail", "4", "1", "0", "0", "0"],
+    ]
+    counts = {"pending": 4, "scheduled": 1, "in_progress": 0, "succeeded": 0, "failed": 0}
+    assert thrift("queue", "ls", "--json").document == [{"queue": "mail", **counts}]
+    assert thrift("job", "count", "mail", "--json").document == {"queue": "mail", "priority": None, **counts}
+
+    assert "hello" in thrift("job", "dequeue", "mail", "--limit", "9", "--dry-run").out
+    found = thrift("job", "dequeue", "mail", "--limit", "9", "--json").documents
+    assert {each["descriptor"] for each in found} >= {*enqueued}
+    acked = thrift("job", "ack", enqueued[0], "--status", "sent")
+    assert acked == (
+        DONE,
+        f"{enqueued[0]} sent as succeeded\n",
+        "the Thrift interface does not say which acks were refused: pinlater job lookup shows the jobs\n",
+    )
+    failed = thrift("job", "ack", enqueued[1], "--failed", "--json")
+    assert failed.document == {"failed": [enqueued[1]], "refused": None}
+    looked = thrift("job", "lookup", *enqueued, "--body", "--json").documents
+    assert [(each["state"], each["body"], each["status"]) for each in looked] == [
+        ("succeeded", "hello", "sent"),
+        ("failed", "world", ""),
+    ]
+    assert thrift("job", "lookup", "mail:s1:p1:9").code == NO
+    assert thrift("job", "ls", "mail", "--future", "--body").out.splitlines()[1].split()[-1] == "later"
+    assert thrift("job", "ls", "mail").out == "queue mail: no pending jobs; 1 job due later: --future\n"
+    assert thrift("job", "dequeue", "mail").out == "queue mail has no due jobs; 1 job due later\n"
+
+    assert "world" in thrift("job", "ls", "mail", "--state", "failed", "--error", "", "--body").out
+    assert enqueued[1] in thrift("job", "retry", "mail", "--dry-run").out
+    assert thrift("job", "retry", "mail").out == "queue mail: 1 job enqueued again, no failed jobs remain\n"
+    removed = thrift("job", "rm", "--queue", "mail", "--state", "pending", "--yes")
+    assert removed.out == "queue mail: 2 jobs removed, no pending jobs remain\n"
+
+
+def test_a_single_job_says_how_to_go_on(thrift: Run) -> None:
+    thrift("queue", "create", "mail")
+    descriptor = thrift("job", "enqueue", "mail", "hello").out.strip()
+    ran = thrift("job", "dequeue", "mail")
+    assert ran.out.splitlines()[0].split() == ["descriptor", descriptor]
+    assert ran.err == f"next: pinlater job ack {descriptor}\n"
+
+
+def test_a_password_from_a_file_from_stdin_and_none(thrift: Run, tmp_path: Path) -> None:
+    thrift("queue", "create", "mail")
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    asked = thrift("queue", "rm", "mail", "--yes")
+    assert (asked.code, asked.err) == (
+        USAGE,
+        "error: There is no terminal to ask for the password on: expected --password-file (pinlater queue rm --help)\n",
+    )
+    wrong = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=b"wrong\n")
+    assert wrong.code == SERVER
+    assert "expected the password" in wrong.err
+    assert thrift("queue", "rm", "mail", "--yes", "--password-file", str(file)).out == "queue mail deleted\n"
+    again = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=f"{PASSWORD}\r\n".encode())
+    assert again == (NO, "queue mail was deleted already\n", "")
+
+
+def test_a_password_that_is_typed(
+    thrift: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thrift("queue", "create", "mail")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    hidden: list[str] = []
+
+    def typed(prompt: str = "") -> str:
+        hidden.append(prompt)
+        return PASSWORD
+
+    monkeypatch.setattr(click.termui, "hidden_prompt_func", typed)
+    assert main(["queue", "rm", "mail", "--yes"]) == DONE
+    assert capsys.readouterr().out == "queue mail deleted\n"
+    assert len(hidden) == 1
+
+
+def test_a_password_is_for_thrift_servers_only(run: Run) -> None:
+    run("queue", "create", "mail")
+    ran = run("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=b"x")
+    assert ran.code == USAGE
+    assert "--password-file: expected with a thrift:// URL" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("queue info mail", "queue info"),
+        ("queue set mail --paused", "queue set"),
+        ("queue pause mail", "queue pause"),
+        ("queue resume mail", "queue resume"),
+        ("queue drain mail", "queue drain"),
+        ("queue purge mail", "queue purge"),
+        ("queue reset-lost mail", "queue reset-lost"),
+        ("queue create mail --lease 1m", "queue create --lease"),
+        ("queue create mail --succeeded-ttl 1h", "queue create --succeeded-ttl"),
+        ("job dequeue mail --wait 1s", "job dequeue --wait"),
+        ("job enqueue mail hello --key ada", "job enqueue --key"),
+        ("job release mail:s1:p1:1@0011223344556677", "job release"),
+        ("job retry mail:s1:p1:1", "job retry DESCRIPTOR"),
+        ("job retry mail --task send", "job retry --task"),
+        ("job rm mail:s1:p1:1", "job rm DESCRIPTOR"),
+        ("job rm --queue mail --state failed --since 2h --yes", "job rm --since"),
+        ("worker no.handler:handle --queue mail", "worker"),
+        ("worker ls", "worker ls"),
+        ("monitor", "monitor"),
+        ("server", "server"),
+        ("doctor", "doctor"),
+        ("version", "version"),
+    ],
+)
+def test_what_needs_redis(nobody: Run, command: str, what: str) -> None:
+    ran = nobody(*command.split())
+    assert ran == (USAGE, "", f"error: pinlater {what} {NOT_THERE}\n")
+
+
+def test_an_app_that_names_no_servers_needs_redis(nobody: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thrift_app.py").write_text(
+        "from pinlater import PinLater\napp = PinLater()\n@app.task\ndef f(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert nobody("run", "thrift_app:app") == (USAGE, "", f"error: pinlater run {NOT_THERE}\n")
+    assert nobody("--url", "thrift://a", "run", "thrift_app:app").err == f"error: pinlater run {NOT_THERE}\n"
+
+
+def test_the_archive_needs_redis(nobody: Run) -> None:
+    ran = nobody("--archive", "mysql://root@127.0.0.1:1/none", "archive", "status")
+    assert ran == (USAGE, "", f"error: pinlater archive status {NOT_THERE}\n")
+
+
+def test_the_url_may_come_from_the_command_line_and_from_toml(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ls(*arguments: str) -> Ran:
+        return run(*arguments, "queue", "ls", "--json")
+
+    with FakeServer() as fake:
+        url = f"thrift://127.0.0.1:{fake.port}"
+        assert [each["queue"] for each in ls("--url", url).document] == ["mail"]
+        monkeypatch.delenv("PINLATER_URL")
+        (tmp_path / "pinlater.toml").write_text(f'url = "{url}"\n')
+        monkeypatch.chdir(tmp_path)
+        assert [each["queue"] for each in ls().document] == ["mail"]
+        source = fake.asked[0].arguments.context.source
+        assert source.startswith("pinlater-cli:"), "the same in every process of this host"
+        assert {asked.arguments.context.source for asked in fake.asked} == {source}
+
+
+def test_errors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer() as fake:
+        monkeypatch.setenv("PINLATER_URL", f"thrift://127.0.0.1:{fake.port}")
+        fake.answer = lambda asked: (
+            asked.refuses(413, "no queue 'mial'") if asked.method[:2] == "en" else ordinary(asked)
+        )
+        refused = run("job", "enqueue", "mial", "hello")
+        assert refused == (NO, "", "error: queue 'mial': not found; did you mean 'mail'?\n")
+        fake.answer = lambda asked: asked.refuses(429, "queue 'mail' is paused")
+        paused = run("job", "dequeue", "mail")
+        assert paused.code == NO
+        assert "queue 'mail' is paused" in paused.err
+        fake.answer = lambda _: None
+        lost = run("job", "enqueue", "mail", "hello")
+        assert lost.code == UNKNOWN
+        assert "check before you repeat it" in lost.err
+    away = run("queue", "ls")
+    assert away.code == SERVER
+    assert "Connection refused" in away.err
+    assert away.err.endswith(ADVICE)
+
+
+def test_advice_fits_the_url(thrift: Run) -> None:
+    with FakeServer() as fake:
+        fake.answer = lambda asked: asked.refuses(501, "no shard is healthy")
+        ran = thrift("queue", "ls", "--url", f"thrift://127.0.0.1:{fake.port}")
+    assert ran.code == SERVER
+    assert "no shard is healthy" in ran.err
+    assert ran.err.endswith(ADVICE)
+    ran = thrift("queue", "ls", "--url", "redis://127.0.0.1:1")
+    assert ran.err.endswith("; start it, or name another one with --url; pinlater doctor shows more\n")
+
+
+def test_a_url_that_can_not_be_read(run: Run) -> None:
+    ran = run("--url", "thrift://ada:secret@host", "queue", "ls")
+    assert ran.code == USAGE
+    assert "expected thrift://host:9010" in ran.err
+    assert "secret" not in ran.err

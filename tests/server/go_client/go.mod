@@ -1,0 +1,5 @@
+module pinlater.test/client
+
+go 1.21
+
+require github.com/apache/thrift v0.17.0
