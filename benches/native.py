@@ -121,7 +121,7 @@ def _claim_pieces() -> Iterator[Piece]:
         ids = b"".join((FIRST_ID + i).to_bytes(8, "big") for i in range(count))
         block = b"\1" + count.to_bytes(2, "big") + ids + b"\0\0"
         _, _, records = _core.pack_jobs([BODY] * count, 1 << 20, 3)
-        reply: list[Any] = [b"s", b"h", TOKEN, block, bytes(12), bytes(6), b"0", records]
+        reply: list[Any] = [b"s", b"h", TOKEN + bytes(7) + b"\3" + bytes(12) + block, list(records)]
         yield Piece(
             f"decode_claim: {count}",
             count,

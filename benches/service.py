@@ -353,7 +353,7 @@ def claim_of(jobs: list[_core.Job]) -> _core.Claim:
     """A claim of these jobs."""
     block = b"\1" + len(jobs).to_bytes(2, "big") + b"".join(job.id.to_bytes(8, "big") for job in jobs) + b"\0\0"
     records = list(_core.pack_jobs([BODY] * len(jobs), BODY_LIMIT, 3)[2])
-    return _core.decode_claim([b"", b"", b"\0" * 7 + b"\1", block, b"", bytes(6), b"0", records], QUEUE, "1")
+    return _core.decode_claim([b"", b"", b"\0" * 7 + b"\1" + bytes(8) + block, records], QUEUE, "1")
 
 
 def read_hot(frame: bytes, kind: type[T]) -> tuple[int, T]:

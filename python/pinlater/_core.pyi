@@ -51,6 +51,7 @@ __all__ = [
     "pack_jobs",
     "parse_descriptor",
     "read_ack",
+    "read_claims",
     "read_dequeue",
     "read_enqueue",
     "read_hot_call",
@@ -238,6 +239,8 @@ class AckBatch:
 class CommandHead:
     def __new__(cls, arguments: Iterable[bytes | str | int]) -> CommandHead: ...
     def command(self, arguments: Iterable[bytes | str | int | Records]) -> bytes: ...
+    def commands(self, each: Sequence[Iterable[bytes | str | int | Records]]) -> list[bytes]:
+        """Several commands, by the arguments of each."""
 
 @final
 class TokenBucket:
@@ -282,7 +285,17 @@ def pack_jobs(
 def new_jobs(bodies: Iterable[Buffer], **options: Any) -> list[NewJob]: ...
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes: ...
 def unpack_record(record: bytes) -> tuple[int, int, bytes]: ...
-def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim: ...
+def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
+    """reply: `[sequence, highest id, head, lists of records…]`. ValueError if it is malformed."""
+
+def read_claims(
+    answers: list[Any], sequences: list[bytes], queue: str, shard: str
+) -> tuple[bytes, list[Claim | ValueError | None]]:
+    """The highest id that the answers to several calls name, or b"", and their claims.
+
+    sequences: of the calls. None: the answer is no reply to its call. ValueError: the reply is malformed.
+    """
+
 def group_acks(
     succeeded: Iterable[_Ack], failed: Iterable[_Ack], tombstone: bool = False, most: int = ...
 ) -> list[AckBatch]: ...
@@ -406,8 +419,6 @@ class AckCall:
     @property
     def succeeded(self) -> int:
         """How many of them succeeded."""
-    def is_of(self, queue: str, shard: str) -> bool:
-        """Whether it has jobs that can be acked, all of this queue, and its descriptors name this shard alone."""
     @property
     def size(self) -> int:
         """Bytes of their statuses, as they came."""
@@ -449,6 +460,14 @@ class DequeueCall:
     @property
     def acks(self) -> AckCall | None:
         """The acks that ride on it. They may be of another queue. Their source is that of this call."""
+    @property
+    def jobs(self) -> int:
+        """How many jobs it names: the more of those that it asks for and those that it acks."""
+    @property
+    def size(self) -> int:
+        """Bytes of the statuses of its acks."""
+    def is_of(self, shard: str, most: int) -> bool:
+        """Whether one claim of this shard, and one ack there, are all that it asks for. most: jobs of a claim."""
 
 def claim_answer(sequence: int, claim: Claim) -> bytes:
     """The framed answer with the jobs of a claim."""

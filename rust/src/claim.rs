@@ -14,10 +14,16 @@ use crate::reader::Reader;
 use crate::record::Record;
 use crate::records::Records;
 
-/// Elements of a reply before the lists of records.
-const FIXED_ELEMENTS: usize = 7;
+/// Elements of a reply before the lists of records: sequence, highest id, head.
+const FIXED_ELEMENTS: usize = 3;
 /// The greatest number of a limit.
-const MOST_LIMITED: u8 = b'4';
+const MOST_LIMITED: u8 = 4;
+/// Bytes of a sequence, of a highest id, and of a token.
+const SEQUENCE_BYTES: usize = 4;
+const ID_BYTES: usize = 8;
+const TOKEN_BYTES: usize = 8;
+/// Bytes of the time until the next job is due.
+const DUE_IN_BYTES: usize = 6;
 /// Of an index in the jobs block: the job has crashed before.
 const CRASHED: u16 = 0x8000;
 
@@ -43,7 +49,7 @@ pub struct Claim {
     pub shard: Py<PyString>,
     taken: Vec<Taken>,
     /// One a job taken; each can be read.
-    records: Records,
+    records: Py<Records>,
     jobs: OnceLock<Py<PyList>>,
 }
 
@@ -73,8 +79,10 @@ impl Claim {
     #[getter]
     fn first_wait_ms(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let middle = self.taken.len() / 2;
-        let Some(job) = self.parts().nth(middle) else { return Ok(None) };
-        let job = job?;
+        let (Some(taken), Some(record)) = (self.taken.get(middle), self.records.get().get(middle)) else {
+            return Ok(None);
+        };
+        let job = ClaimedJob::of(taken, record)?;
         let claimed_ms = big_endian(self.token.as_bytes(py)) >> SEQUENCE_BITS;
         let is_first = job.attempts_remaining >= job.attempts_allowed;
         Ok(is_first.then(|| claimed_ms.saturating_sub(job.id >> SEQUENCE_BITS)))
@@ -102,20 +110,24 @@ pub struct ClaimedJob<'a> {
     crashed: bool,
 }
 
+impl<'a> ClaimedJob<'a> {
+    fn of(taken: &Taken, record: &'a [u8]) -> PyResult<Self> {
+        let record = Record::read(record)?;
+        Ok(Self {
+            priority: taken.priority,
+            id: taken.id,
+            body: record.body,
+            attempts_allowed: record.attempts_allowed,
+            attempts_remaining: taken.attempts_remaining.unwrap_or(record.attempts_allowed),
+            crashed: taken.crashed,
+        })
+    }
+}
+
 impl Claim {
     /// Its jobs, in order.
     pub fn parts(&self) -> impl Iterator<Item = PyResult<ClaimedJob<'_>>> {
-        self.taken.iter().zip(self.records.iter()).map(|(taken, record)| {
-            let record = Record::read(record)?;
-            Ok(ClaimedJob {
-                priority: taken.priority,
-                id: taken.id,
-                body: record.body,
-                attempts_allowed: record.attempts_allowed,
-                attempts_remaining: taken.attempts_remaining.unwrap_or(record.attempts_allowed),
-                crashed: taken.crashed,
-            })
-        })
+        self.taken.iter().zip(self.records.get().iter()).map(|(taken, record)| ClaimedJob::of(taken, record))
     }
 
     /// The jobs share their queue, shard and token objects. Those of a dry run have `NO_TOKEN`.
@@ -147,33 +159,170 @@ impl Claim {
     }
 }
 
-/// Reads a claim's reply, as hiredis gives it: `docs/design.md`, "Claim reply". `ValueError` if it is malformed.
+/// Reads a claim's reply, `[sequence, highest id, head, lists of records…]`: `docs/design.md`, "Claim reply". `ValueError`
+/// if it is malformed.
 #[pyfunction]
 pub fn decode_claim(
     reply: &Bound<'_, PyList>,
     queue: &Bound<'_, PyAny>,
     shard: &Bound<'_, PyAny>,
 ) -> PyResult<Claim> {
-    queue_name(queue)?;
-    shard_name(shard)?;
+    let names = ClaimNames::read(queue, shard)?;
     if reply.len() < FIXED_ELEMENTS {
         let count = reply.len();
         return Err(malformed(format!("expected at least {FIXED_ELEMENTS} elements, got {count}")).into());
     }
-    let token = sized(reply, 2, "token", &[0, 8])?;
-    let jobs = read_ids(bytes_at(reply, 3, "jobs block")?.as_bytes())?;
-    let left = read_left(bytes_at(reply, 4, "left")?.as_bytes())?;
+    let head = reply.get_item(FIXED_ELEMENTS - 1)?;
+    let Ok(head) = head.downcast::<PyBytes>() else {
+        return Err(malformed(format!("head: expected bytes, got {}", shown(&head))).into());
+    };
+    let lists: Vec<_> = reply.iter().skip(FIXED_ELEMENTS).collect();
+    read_claim(head.as_bytes(), &lists, &names)
+}
+
+/// The claims of the answers to several calls, and the highest id that the answers name; `b""`: they name none.
+///
+/// `sequences`: of the calls. In the place of a claim there is None for an answer that is no reply to its call, and
+/// the `ValueError` of a reply that is malformed.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
+#[allow(clippy::type_complexity, reason = "a tuple of Python's")]
+pub fn read_claims<'py>(
+    py: Python<'py>,
+    answers: Vec<Bound<'py, PyAny>>,
+    sequences: Vec<Bound<'py, PyBytes>>,
+    queue: &Bound<'py, PyAny>,
+    shard: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyBytes>, Vec<Option<Bound<'py, PyAny>>>)> {
+    let names = ClaimNames::read(queue, shard)?;
+    let (mut highest, mut claims) = (Vec::new(), Vec::with_capacity(answers.len()));
+    for (answer, sequence) in answers.iter().zip(&sequences) {
+        let (first, lists) = elements(answer)?;
+        let Some((id, head)) =
+            first.as_ref().and_then(|first| reply_to(first.as_bytes(), sequence.as_bytes()))
+        else {
+            claims.push(None);
+            continue;
+        };
+        if id > highest.as_slice() {
+            highest = id.to_vec();
+        }
+        claims.push(Some(match read_claim(head, &lists, &names) {
+            Ok(claim) => Bound::new(py, claim)?.into_any(),
+            Err(error) => error.into_value(py).into_bound(py).into_any(),
+        }));
+    }
+    Ok((PyBytes::new(py, &highest), claims))
+}
+
+/// The string that an answer begins with, and the lists behind it. None: it does not begin with a string.
+#[allow(clippy::type_complexity, reason = "a string and what follows it")]
+fn elements<'py>(
+    answer: &Bound<'py, PyAny>,
+) -> PyResult<(Option<Bound<'py, PyBytes>>, Vec<Bound<'py, PyAny>>)> {
+    let Ok(list) = answer.downcast::<PyList>() else {
+        return Ok((answer.downcast::<PyBytes>().ok().cloned(), Vec::new()));
+    };
+    let first = if list.is_empty() { None } else { list.get_item(0)?.downcast_into::<PyBytes>().ok() };
+    Ok((first, list.iter().skip(1).collect()))
+}
+
+/// The highest id and the head of the reply to a call. None: it is none.
+fn reply_to<'a>(first: &'a [u8], sequence: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let (named, rest) = first.split_at_checked(SEQUENCE_BYTES)?;
+    if named != sequence {
+        return None;
+    }
+    rest.split_at_checked(ID_BYTES)
+}
+
+/// The queue and the shard of claims.
+struct ClaimNames<'a, 'py> {
+    queue: &'a Bound<'py, PyString>,
+    shard: &'a Bound<'py, PyString>,
+}
+
+impl<'a, 'py> ClaimNames<'a, 'py> {
+    fn read(queue: &'a Bound<'py, PyAny>, shard: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        queue_name(queue)?;
+        shard_name(shard)?;
+        Ok(Self { queue: queue.downcast()?, shard: shard.downcast()? })
+    }
+}
+
+/// The claim of the head of a reply, and of the lists of records behind it.
+fn read_claim(head: &[u8], lists: &[Bound<'_, PyAny>], names: &ClaimNames<'_, '_>) -> PyResult<Claim> {
+    let py = names.queue.py();
+    let (head, simple_record) = ClaimHead::read(head, lists.is_empty())?;
+    let records = match simple_record {
+        Some(record) => {
+            let mut records = Records::with_capacity(1, record.len());
+            add_record(&mut records, record, 1)?;
+            Py::new(py, records)?
+        }
+        None => read_records(py, lists, head.taken.len())?,
+    };
     Ok(Claim {
-        token: token.unbind(),
-        left,
-        due_in_ms: big_endian(sized(reply, 5, "due in", &[6])?.as_bytes()),
-        limited: read_limited(&bytes_at(reply, 6, "limited")?)?,
-        queue: queue.downcast::<PyString>()?.clone().unbind(),
-        shard: shard.downcast::<PyString>()?.clone().unbind(),
-        records: read_records(reply, jobs.len())?,
-        taken: jobs,
+        token: PyBytes::new(py, head.token).unbind(),
+        left: head.left,
+        due_in_ms: head.due_in_ms,
+        limited: head.limited,
+        queue: names.queue.clone().unbind(),
+        shard: names.shard.clone().unbind(),
+        taken: head.taken,
+        records,
         jobs: OnceLock::new(),
     })
+}
+
+/// What a reply says before its records.
+struct ClaimHead<'a> {
+    token: &'a [u8],
+    left: Vec<u32>,
+    due_in_ms: u64,
+    limited: u8,
+    taken: Vec<Taken>,
+}
+
+impl<'a> ClaimHead<'a> {
+    /// `no_lists`: there are no records behind it. Beside the head the record of a simple job, which stands in the head.
+    fn read(head: &'a [u8], no_lists: bool) -> Result<(Self, Option<&'a [u8]>), BadArgument> {
+        let mut found = Self { token: b"", left: Vec::new(), due_in_ms: 0, limited: 0, taken: Vec::new() };
+        if head.is_empty() {
+            return Ok((found, None)); // a claim of one simple job that found none
+        }
+        let mut reader = Reader::new("claim reply: head", head);
+        if no_lists && head.iter().take(TOKEN_BYTES).any(|byte| *byte != 0) {
+            let (priority, id) = (priority_of(reader.u8()?)?, reader.number(ID_BYTES)?);
+            found.token = reader.take(TOKEN_BYTES)?;
+            found.taken.push(Taken { priority, id, attempts_remaining: None, crashed: false });
+            return Ok((found, Some(reader.rest())));
+        }
+        let token = reader.take(TOKEN_BYTES)?;
+        if token.iter().any(|byte| *byte != 0) {
+            found.token = token;
+        }
+        found.due_in_ms = reader.number(DUE_IN_BYTES)?;
+        found.limited = reader.u8()?;
+        if found.limited > MOST_LIMITED {
+            return Err(malformed(format!("limited: expected 0 to {MOST_LIMITED}, got {}", found.limited)));
+        }
+        let priorities = usize::from(reader.u8()?);
+        found.left = reader.take(4 * priorities)?.chunks_exact(4).map(u32_of).collect();
+        found.taken = read_ids(reader.rest())?;
+        Ok((found, None))
+    }
+}
+
+fn u32_of(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+fn priority_of(priority: u8) -> Result<u8, BadArgument> {
+    if (1..=MAX_PRIORITY).contains(&priority) {
+        return Ok(priority);
+    }
+    Err(malformed(format!("jobs block: expected a priority from 1 to {MAX_PRIORITY}, got {priority}")))
 }
 
 /// A job as the jobs block has it.
@@ -192,12 +341,7 @@ fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
     let mut reader = Reader::new("claim reply: jobs block", block);
     let mut taken = Vec::with_capacity(block.len() / 8);
     while !reader.is_at_end() {
-        let priority = reader.u8()?;
-        if !(1..=MAX_PRIORITY).contains(&priority) {
-            return Err(malformed(format!(
-                "jobs block: expected a priority from 1 to {MAX_PRIORITY}, got {priority}"
-            )));
-        }
+        let priority = priority_of(reader.u8()?)?;
         let count = usize::from(reader.u16()?);
         let first = taken.len();
         let ids = reader.take(8 * count)?;
@@ -221,31 +365,18 @@ fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
     Ok(taken)
 }
 
-fn read_left(packed: &[u8]) -> Result<Vec<u32>, BadArgument> {
-    if packed.len() % 4 != 0 {
-        return Err(malformed(format!("left: expected 4 bytes a priority, got {} bytes", packed.len())));
-    }
-    Ok(packed.chunks_exact(4).map(|left| u32::from_be_bytes([left[0], left[1], left[2], left[3]])).collect())
-}
-
-fn read_limited(digit: &Bound<'_, PyBytes>) -> Result<u8, BadArgument> {
-    match digit.as_bytes() {
-        [digit @ b'0'..=MOST_LIMITED] => Ok(digit - b'0'),
-        _ => Err(malformed(format!("limited: expected a digit, 0 to 4, got {}", shown(digit)))),
-    }
-}
-
 /// The records of the lists that end a reply, one a job taken. Each of them can be read.
-fn read_records(reply: &Bound<'_, PyList>, taken: usize) -> PyResult<Records> {
-    if reply.len() == FIXED_ELEMENTS + 1 {
-        if let Ok(list) = reply.get_item(FIXED_ELEMENTS)?.downcast::<Records>() {
-            if list.get().len() == taken {
-                return checked(list.get().clone());
+fn read_records(py: Python<'_>, lists: &[Bound<'_, PyAny>], taken: usize) -> PyResult<Py<Records>> {
+    if let [list] = lists {
+        if let Ok(records) = list.downcast::<Records>() {
+            if records.get().len() == taken {
+                check_records(records.get())?;
+                return Ok(records.clone().unbind());
             }
         }
     }
     let mut records = Records::with_capacity(taken, 0);
-    for list in reply.iter().skip(FIXED_ELEMENTS) {
+    for list in lists {
         if let Ok(list) = list.downcast::<Records>() {
             for record in list.get().iter() {
                 add_record(&mut records, record, taken)?;
@@ -254,7 +385,7 @@ fn read_records(reply: &Bound<'_, PyList>, taken: usize) -> PyResult<Records> {
         }
         let list = list
             .downcast::<PyList>()
-            .map_err(|_| malformed(format!("records: expected a list, got {}", shown(&list))))?;
+            .map_err(|_| malformed(format!("records: expected a list, got {}", shown(list))))?;
         for record in list {
             let record = record.downcast::<PyBytes>().map_err(|_| {
                 malformed(format!("record {}: expected bytes, got {}", records.len(), shown(&record)))
@@ -266,15 +397,12 @@ fn read_records(reply: &Bound<'_, PyList>, taken: usize) -> PyResult<Records> {
         let count = records.len();
         return Err(malformed(format!("expected {taken} records, as there are ids, got {count}")).into());
     }
-    Ok(records)
+    Py::new(py, records)
 }
 
 /// Of the only list of a reply, as most have one.
-fn checked(records: Records) -> PyResult<Records> {
-    for (position, record) in records.iter().enumerate() {
-        check_record(position, record)?;
-    }
-    Ok(records)
+fn check_records(records: &Records) -> Result<(), BadArgument> {
+    records.iter().enumerate().try_for_each(|(position, record)| check_record(position, record))
 }
 
 fn check_record(position: usize, record: &[u8]) -> Result<(), BadArgument> {
@@ -289,34 +417,6 @@ fn add_record(records: &mut Records, record: &[u8], taken: usize) -> Result<(), 
     check_record(position, record)?;
     records.push(record);
     Ok(())
-}
-
-fn bytes_at<'py>(
-    reply: &Bound<'py, PyList>,
-    index: usize,
-    what: &str,
-) -> Result<Bound<'py, PyBytes>, BadArgument> {
-    match reply.get_item(index).map(Bound::downcast_into::<PyBytes>) {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(other)) => {
-            Err(malformed(format!("{what}: expected bytes, got {}", shown(&other.into_inner()))))
-        }
-        Err(_) => Err(malformed(format!("{what}: expected bytes, got nothing"))),
-    }
-}
-
-fn sized<'py>(
-    reply: &Bound<'py, PyList>,
-    index: usize,
-    what: &str,
-    lengths: &[usize],
-) -> Result<Bound<'py, PyBytes>, BadArgument> {
-    let bytes = bytes_at(reply, index, what)?;
-    if lengths.contains(&bytes.as_bytes().len()) {
-        return Ok(bytes);
-    }
-    let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
-    Err(malformed(format!("{what}: expected {} bytes, got {}", lengths.join(" or "), shown(&bytes))))
 }
 
 fn malformed(what: String) -> BadArgument {

@@ -39,7 +39,7 @@ mod _core {
     #[pymodule_export]
     use crate::body_pattern::BodyPattern;
     #[pymodule_export]
-    use crate::claim::{Claim, decode_claim};
+    use crate::claim::{Claim, decode_claim, read_claims};
     #[pymodule_export]
     use crate::command::{CommandHead, pack_commands};
     #[pymodule_export]

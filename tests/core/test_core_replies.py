@@ -33,17 +33,13 @@ from tests.support.core_inputs import (
 
 # Claim
 
-NO_JOBS = [b"s", b"h", b"", b"", bytes(4), bytes(6), b"0"]
-ONE_JOB = [
-    b"s",
-    b"h",
-    TOKEN,
-    b"\2\0\1" + bytes(7) + b"\5" + b"\0\1\0\0\0\1",
-    bytes(8),
-    bytes(5) + b"\7",
-    b"1",
-    [b"\1\0\3\2xyz"],
-]
+BLOCK = b"\2\0\1" + bytes(7) + b"\5" + b"\0\1\0\0\0\1"
+#: Due in, limited, left of two priorities.
+REST = bytes(5) + b"\7" + b"\1\2" + bytes(8)
+RECORD = b"\1\0\3\2xyz"
+ONE_JOB: list[Any] = [b"s", b"h", TOKEN + REST + BLOCK, [RECORD]]
+SIMPLE_JOB: list[Any] = [b"s", b"h", b"\2" + bytes(7) + b"\5" + TOKEN + RECORD]
+TWO_IDS = b"\2\0\2" + bytes(7) + b"\5" + bytes(7) + b"\6"
 
 
 @st.composite
@@ -59,8 +55,11 @@ def claim_replies(draw: st.DrawFn) -> list[Any]:
     cut = draw(st.integers(0, len(records)))
     left = struct.pack(">2I", *draw(st.tuples(*[st.integers(0, 2**32 - 1)] * 2)))
     due_in = draw(st.binary(min_size=6, max_size=6))
-    head: list[Any] = [b"s", b"h", draw(st.sampled_from([b"", TOKEN])), block, left, due_in]
-    return [*head, draw(st.sampled_from([b"0", b"1"])), records[:cut], records[cut:]]
+    token, limited = draw(st.sampled_from([bytes(8), TOKEN])), draw(st.sampled_from([b"\0", b"\1"]))
+    if draw(st.booleans()):
+        return [b"s", b"h", token + due_in + limited + b"\2" + left + block, records[:cut], records[cut:]]
+    simple = struct.pack(">BQ", draw(priorities), draw(ids)) + TOKEN + b"\1" + draw(st.binary(min_size=3, max_size=6))
+    return [b"s", b"h", draw(st.sampled_from([b"", simple]))]
 
 
 @st.composite
@@ -90,21 +89,30 @@ def test_a_claim_is_decoded_as_the_page_says() -> None:
     assert (claim.token, claim.left, claim.due_in_ms, claim.limited, claim.crashed) == (TOKEN, [0, 0], 7, 1, False)
 
 
+def test_a_claim_of_a_simple_job_is_one_string() -> None:
+    claim = _core.decode_claim(SIMPLE_JOB, "mail", "1")
+    [job] = claim.jobs
+    assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 3, False)
+    assert (claim.token, claim.left, claim.due_in_ms, claim.limited) == (TOKEN, [], 0, 0)
+    none = _core.decode_claim([b"s", b"h", b""], "mail", "1")
+    assert (none.count, none.token, none.left) == (0, b"", [])
+
+
 def test_a_claim_says_which_jobs_have_crashed() -> None:
-    block = b"\2\0\2" + bytes(7) + b"\5" + bytes(7) + b"\6" + b"\0\1" + b"\x80\1\0\1"
-    claim = _core.decode_claim([*ONE_JOB[:3], block, *ONE_JOB[4:7], [b"\1\0\3\2x"] * 2], "mail", "1")
+    head = TOKEN + REST + TWO_IDS + b"\0\1" + b"\x80\1\0\1"
+    claim = _core.decode_claim([b"s", b"h", head, [b"\1\0\3\2x"] * 2], "mail", "1")
     assert claim.crashed
     assert [(job.crashed, job.attempts_remaining) for job in claim.jobs] == [(False, 3), (True, 1)]
 
 
 def test_the_jobs_of_a_dry_run_have_no_token() -> None:
-    claim = _core.decode_claim([*ONE_JOB[:2], b"", *ONE_JOB[3:]], "mail", "1")
+    claim = _core.decode_claim([b"s", b"h", bytes(8) + REST + BLOCK, [RECORD]], "mail", "1")
     assert (claim.token, claim.jobs[0].token, claim.jobs[0].claimed_ms) == (b"", bytes(8), 0)
 
 
 def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
-    block = b"\2\0\2" + bytes(7) + b"\5" + bytes(7) + b"\6" + b"\0\0"
-    claim = _core.decode_claim([*ONE_JOB[:3], block, *ONE_JOB[4:7], [b"\1\0\3\2x"] * 2], "mail", "1")
+    head = TOKEN + REST + TWO_IDS + b"\0\0"
+    claim = _core.decode_claim([b"s", b"h", head, [b"\1\0\3\2x"] * 2], "mail", "1")
     first, second = claim.jobs
     assert first.queue is second.queue
     assert first.shard is second.shard
@@ -112,31 +120,55 @@ def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "value", "message"),
+    ("elements", "message"),
     [
-        (2, b"abc", "token: expected 0 or 8 bytes, got b'abc'"),
-        (3, b"\2\0", "jobs block: expected 2 more bytes at byte 1 of 2, got 1"),
-        (3, b"\0\0\0", "jobs block: expected a priority from 1 to 100, got 0"),
-        (4, bytes(3), "left: expected 4 bytes a priority, got 3 bytes"),
-        (5, b"", "due in: expected 6 bytes, got b''"),
-        (6, None, "limited: expected bytes, got None"),
-        (6, b"5", "limited: expected a digit, 0 to 4, got b'5'"),
-        (7, b"", "records: expected a list, got b''"),
-        (7, [None], "record 0: expected bytes, got None"),
-        (7, [b"\1\0\1"], "job 0: record: expected at least 4 bytes, got 3"),
-        (7, [b"\2\0\1\1"], "job 0: record: expected format 1, got 2"),
-        (7, [], "expected 1 records, as there are ids, got 0"),
-        (7, [b"\1\0\1\1"] * 2, "expected 1 records, as there are ids, got more"),
+        ([], "expected at least 3 elements, got 2"),
+        ([None], "head: expected bytes, got None"),
+        ([TOKEN[:7], []], "head: expected 8 more bytes at byte 0 of 7, got 7"),
+        ([TOKEN + bytes(5), []], "head: expected 6 more bytes at byte 8 of 13, got 5"),
+        ([TOKEN + bytes(6) + b"\5\0", []], "limited: expected 0 to 4, got 5"),
+        ([TOKEN + bytes(7) + b"\1abc", []], "head: expected 4 more bytes at byte 16 of 19, got 3"),
+        ([TOKEN + REST + b"\2\0", []], "jobs block: expected 2 more bytes at byte 1 of 2, got 1"),
+        ([TOKEN + REST + bytes(3), []], "jobs block: expected a priority from 1 to 100, got 0"),
+        ([TOKEN + REST + BLOCK, b""], "records: expected a list, got b''"),
+        ([TOKEN + REST + BLOCK, [None]], "record 0: expected bytes, got None"),
+        ([TOKEN + REST + BLOCK, [b"\1\0\1"]], "job 0: record: expected at least 4 bytes, got 3"),
+        ([TOKEN + REST + BLOCK, [b"\2\0\1\1"]], "job 0: record: expected format 1, got 2"),
+        ([TOKEN + REST + BLOCK, []], "expected 1 records, as there are ids, got 0"),
+        ([TOKEN + REST + BLOCK, [b"\1\0\1\1"] * 2], "expected 1 records, as there are ids, got more"),
+        ([b"\2" + bytes(7)], "head: expected 8 more bytes at byte 1 of 8, got 7"),
+        ([b"\2" + bytes(8) + TOKEN + b"\1\0"], "job 0: record: expected at least 4 bytes, got 2"),
     ],
 )
-def test_a_claim_reply_says_what_is_wrong(index: int, value: Any, message: str) -> None:
-    reply = [*ONE_JOB[:index], value, *ONE_JOB[index + 1 :]]
-    assert refusal(_core.decode_claim, reply, "mail", "1") == f"ValueError: claim reply: {message}"
+def test_a_claim_reply_says_what_is_wrong(elements: list[Any], message: str) -> None:
+    assert refusal(_core.decode_claim, [b"s", b"h", *elements], "mail", "1") == f"ValueError: claim reply: {message}"
 
 
-def test_a_short_claim_reply_says_so() -> None:
-    message = "ValueError: claim reply: expected at least 7 elements, got 6"
-    assert refusal(_core.decode_claim, NO_JOBS[:6], "mail", "1") == message
+# Claims of a packet
+
+
+def test_the_claims_of_several_answers_are_those_of_each() -> None:
+    first, second, late = b"\0\0\0\1" + bytes(7) + b"\5", b"\0\0\0\2" + bytes(7) + b"\7", b"\0\0\0\3" + bytes(8)
+    answers: list[Any] = [
+        [first + ONE_JOB[2], ONE_JOB[3]],
+        second + SIMPLE_JOB[2],
+        late + ONE_JOB[2],
+        [second[:4] + bytes(8), [RECORD]],
+        None,
+        [],
+        b"\0\0\0\1" + bytes(7),
+    ]
+    sequences = [b"\0\0\0" + bytes([number]) for number in (1, 2, 9, 2, 1, 1, 1)]
+    highest, claims = _core.read_claims(answers, sequences, "mail", "1")
+    assert highest == bytes(7) + b"\7"
+    for claim, reply in zip(claims, (ONE_JOB, SIMPLE_JOB), strict=False):
+        assert isinstance(claim, _core.Claim)
+        assert fields(claim, twins.Claim)[0] == TOKEN
+        assert claim.jobs == _core.decode_claim(reply, "mail", "1").jobs
+    assert claims[2] is None
+    assert str(claims[3]) == "claim reply: expected 0 records, as there are ids, got more"
+    assert claims[4:] == [None, None, None]
+    assert _core.read_claims([None], [b"1234"], "mail", "1") == (b"", [None])
 
 
 # Acks

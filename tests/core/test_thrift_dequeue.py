@@ -282,7 +282,7 @@ def claim_of(
         exceptions = struct.pack(">H", 0) if left is None else struct.pack(">HHH", 1, 0, left)
         block += struct.pack(">BHQ", priority, 1, id_) + exceptions
     records = [struct.pack(">BHB", 1, 3, priority) + body for priority, _, body, _ in jobs]
-    return _core.decode_claim([1, 1, token, block, b"", bytes(6), b"0", records], queue, shard)
+    return _core.decode_claim([1, 1, token + bytes(8) + block, records], queue, shard)
 
 
 jobs_of_claims = st.tuples(
@@ -330,12 +330,24 @@ def test_a_claim_has_the_wait_of_its_middle_job_if_that_was_its_first() -> None:
     assert wait_ms((1, first, b"", 2)) is None
 
 
-def test_acks_of_one_queue_on_one_shard_are_found() -> None:
-    assert acks_of(["mail:s1:p1:5"], ["mail:s1:p2:6"]).is_of("mail", "1")
-    assert not acks_of(["mail:s1:p1:5"]).is_of("mail", "2")
-    assert not acks_of(["mail:s1:p1:5"]).is_of("post", "1")
-    assert not acks_of(["mail:s1:p1:5", "mail:s2:p1:5"]).is_of("mail", "1")
-    assert not acks_of([]).is_of("mail", "1")
+def test_a_dequeue_for_one_claim_and_one_ack_is_known() -> None:
+    def is_plain(*acked: str, shard: str = "1", **asked: Any) -> bool:
+        acks = IDL.PinLaterJobAckRequest("mail", [Info(each) for each in acked]) if acked else None
+        request = IDL.PinLaterDequeueRequest(**{"queueName": "mail", "limit": 5, "jobAckRequest": acks, **asked})
+        call = _core.read_dequeue(arguments("dequeueJobs", request, IDL.RequestContext("web:1")), 0)
+        assert call.jobs == max(len(acked), asked.get("limit", 5), 0)
+        return call.is_of(shard, 500)
+
+    assert is_plain()
+    assert is_plain("mail:s1:p1:5", "mail:s1:p2:6")
+    assert is_plain("mail:s1:p1:5", limit=500)
+    assert not is_plain("mail:s1:p1:5", shard="2")
+    assert not is_plain("post:s1:p1:5")
+    assert not is_plain("mail:s1:p1:5", queueName="post")
+    assert not is_plain("mail:s1:p1:5", "mail:s2:p1:5")
+    assert [is_plain(limit=limit) for limit in (-1, 0, 1, 501)] == [False, False, True, False]
+    assert [is_plain(coverage=each) for each in (0.5, 1.0, 2.0, float("nan"))] == [False, True, True, False]
+    assert not is_plain(dryRun=True)
 
 
 def test_an_answer_is_what_the_protocol_says() -> None:

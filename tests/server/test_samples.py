@@ -21,7 +21,7 @@ def job(*, waited_ms: int = 0, attempts_remaining: int = 2) -> Job:
 
 
 def dequeued(stats: ServerStats, *jobs: Job) -> None:
-    stats.dequeued("mail", len(jobs), first_wait_ms(jobs))
+    stats.dequeued("mail", len(jobs), [first_wait_ms(jobs)])
 
 
 def of(stats: ServerStats, connections: int = 0, calls: int = 0) -> metrics.Samples:

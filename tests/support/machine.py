@@ -13,7 +13,6 @@ from typing import Any, Final
 from pinlater import Client, Job
 from pinlater._core import decode_claim, pack_commands
 from pinlater.memory.store import Clock
-from pinlater.operations.claim import claim_parts
 from pinlater.store.effects import Command, Flow, ReplyError, Send, send
 from pinlater.store.keys import queue_key
 from pinlater.store.scripts import Script, load_scripts
@@ -177,7 +176,7 @@ class Rig:
             before, after = apart(sent.answer), apart(answer)
             assert after[:2] == before[:2]
             shard = bytes(sent.lane[0]).rpartition(b"}")[0].rpartition(b"/")[2].decode()
-            first, again = (decode_claim(claim_parts(each), self.queue, shard).jobs for each in (before, after))
+            first, again = (decode_claim(each, self.queue, shard).jobs for each in (before, after))
             assert [job.descriptor for job in again] == [job.descriptor for job in first if model.held(job)]
             assert [job.body for job in again] == [_held(model, job).body for job in again]
         else:

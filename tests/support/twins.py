@@ -230,15 +230,19 @@ def unpack_record(record: bytes) -> tuple[int, int, bytes]:
 
 def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
     """As `decode_claim`."""
-    if len(reply) < 7 or not all(isinstance(element, bytes) for element in reply[2:7]):
+    if len(reply) < 3 or not isinstance(reply[2], bytes) or not all(isinstance(part, list) for part in reply[3:]):
         raise ValueError("reply")
-    token, block, left, due_in, limited = reply[2:7]
-    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or limited not in (b"0", b"1", b"2", b"3", b"4"):
-        raise ValueError("reply")
-    if not all(isinstance(part, list) for part in reply[7:]):
-        raise ValueError("records")
-    records = [record for part in reply[7:] for record in part]
-    taken = list(_read_ids(block))
+    head, records = reply[2], [record for part in reply[3:] for record in part]
+    if not head:
+        head = bytes(16)
+    elif len(reply) == 3 and any(head[:8]):  # a simple job
+        if len(head) < 17:
+            raise ValueError("head")
+        records, head = [head[17:]], head[9:17] + bytes(8) + head[:1] + b"\0\1" + head[1:9] + b"\0\0"
+    if len(head) < 16 or head[14] > 4 or len(head) < 16 + 4 * head[15]:
+        raise ValueError("head")
+    token, counts = head[:8].strip(b"\0") and head[:8], list(struct.unpack_from(f">{head[15]}I", head, 16))
+    taken = list(_read_ids(head[16 + 4 * head[15] :]))
     if len(records) != len(taken) or not all(isinstance(record, bytes) for record in records):
         raise ValueError("records")
     jobs = []
@@ -246,8 +250,8 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
         allowed, _, body = unpack_record(record)
         left_over = allowed if remaining is None else remaining
         jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over, crashed))
-    counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), int(limited), any(job.crashed for job in jobs))
+    due_in_ms = int.from_bytes(head[8:14], "big")
+    return Claim(token, jobs, counts, due_in_ms, head[14], any(job.crashed for job in jobs))
 
 
 def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool = False) -> list[AckBatch]:

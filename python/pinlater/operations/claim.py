@@ -27,7 +27,7 @@ from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.operations.shard_quotas import PATIENCE_S, check_coverage, covered, peek_all, share_out, those_that_answer
 from pinlater.store.effects import Argument, Flow, together
-from pinlater.store.requests import CommonKeys, ScriptArguments, StartedWrite, read, write
+from pinlater.store.requests import CommonKeys, ScriptArguments, StartedWrite, read, start_writes, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A claim takes at most this many jobs: they share a lease, and a lease that runs out is ended by one call.
@@ -89,13 +89,33 @@ def claim_at(
     return (yield from _claim(queue_shard, arguments, deadline_s, source, blocking_list))
 
 
-def start_claim(session: Session, queue_shard: QueueShard, limit: int, source: str) -> StartedWrite:
-    """A claim without a wait, before its answer is there. The configuration of the queue shard is known.
+def start_claims(session: Session, queue_shard: QueueShard, asked: Sequence[tuple[int, str]]) -> list[StartedWrite]:
+    """Claims without a wait, before their answers are there. The configuration of the queue shard is known.
 
-    `claim_of` makes a Claim of its reply, `known_if_lost` of the flow that goes on behind another answer.
+    asked: of each claim its limit and its source. `claims_of` makes Claims of the answers, `known_if_lost` of the flow
+    that goes on behind an answer that is no reply.
     """
-    descriptor = _claim_descriptor(session, source)
-    return StartedWrite(queue_shard, "claim", [descriptor, limit, b"", b"", REPLY_BYTES])
+    each: list[list[Argument]] = [
+        [_claim_descriptor(session, source), limit, b"", b"", REPLY_BYTES] for limit, source in asked
+    ]
+    return start_writes(queue_shard, "claim", each)
+
+
+def claims_of(
+    queue_shard: QueueShard, started: Sequence[StartedWrite], answers: list[Any]
+) -> list[_core.Claim | ValueError | None]:
+    """The claims of the answers to start_claims. ValueError: the reply is malformed. None: it was no reply."""
+    sequences = [each.sequence for each in started]
+    highest, claims = _core.read_claims(answers, sequences, queue_shard.queue, queue_shard.shard.name)
+    queue_shard.highest_id = max(queue_shard.highest_id, highest)
+    for each, claim in zip(started, claims, strict=True):
+        if claim is not None:
+            each.drop()
+    for claim in reversed(claims):
+        if isinstance(claim, _core.Claim):
+            _keep_left(queue_shard, claim)
+            break
+    return claims
 
 
 def _claim_descriptor(session: Session, source: str) -> str:
@@ -130,13 +150,17 @@ def known_if_lost(queue_shard: QueueShard, flow: Flow[list[Any]], sent_s: float,
 
 def claim_of(queue_shard: QueueShard, reply: list[Any]) -> _core.Claim:
     """The claim of a reply. The queue shard remembers what it says of the jobs that are left."""
-    claim = _core.decode_claim(claim_parts(reply), queue_shard.queue, queue_shard.shard.name)
+    claim = _core.decode_claim(reply, queue_shard.queue, queue_shard.shard.name)
     queue_shard.simple_claims = queue_shard.simple_claims + 1 if claim.count and len(reply) == _SIMPLE_REPLY else 0
+    _keep_left(queue_shard, claim)
+    return claim
+
+
+def _keep_left(queue_shard: QueueShard, claim: _core.Claim) -> None:
     left = claim.left
     if left:
         queue_shard.left = left
         queue_shard.left_at_s = time.monotonic()
-    return claim
 
 
 def release_lost(session: Session, queue: str, deadline_s: float) -> Flow[None]:
@@ -157,23 +181,6 @@ def _release(session: Session, queue_shard: QueueShard, claim: _core.Claim, dead
     queue_shard.lost_claims.take_sent_s(claim.token, 0.0)
     with suppress(PinLaterError):  # then they run when their lease ends
         yield from release(session, claim.jobs, None, deadline_s)
-
-
-def claim_parts(reply: list[Any]) -> list[Any]:
-    """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and limited as separate elements,
-    records in lists.
-
-    Raises IndexError for a reply that is too short.
-    """
-    sequence, h, head, *records = reply
-    if not head:  # a claim of one simple job that found none
-        return [sequence, h, b"", b"", b"", bytes(6), b"0"]
-    if not records and any(head[:8]):  # a claim that returned one simple job
-        block = head[:1] + b"\0\1" + head[1:9] + b"\0\0"
-        return [sequence, h, head[9:17], block, b"", bytes(6), b"0", [head[17:]]]
-    block = 16 + 4 * head[15]
-    token = head[:8] if any(head[:8]) else b""
-    return [sequence, h, token, head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 
 def dry_run(session: Session, queue: str, limit: int, deadline_s: float, coverage: float = 1.0) -> Flow[list[Job]]:
@@ -236,6 +243,6 @@ class _DryLine:
         self._ended = True
         reply = yield from read(self._queue_shard, "dry_run", [most, budget, self._after], deadline_s)
         sequence, h, self._after, *claim = reply
-        parts = claim_parts([sequence, h, *claim])
-        self.jobs += _core.decode_claim(parts, self._queue_shard.queue, self._queue_shard.shard.name).jobs
+        found = _core.decode_claim([sequence, h, *claim], self._queue_shard.queue, self._queue_shard.shard.name)
+        self.jobs += found.jobs
         self._ended = not self._after

@@ -15,7 +15,7 @@ from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.limits import CLAIM_LIMITS, Limit
-from pinlater.operations.claim import claim_of, known_if_lost, start_claim
+from pinlater.operations.claim import claims_of, known_if_lost, start_claims
 from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
 from pinlater.operations.dequeue import jobs_of, release_surplus
 from pinlater.operations.home import where_jobs_are
@@ -24,7 +24,7 @@ from pinlater.operations.limits import rest_of
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.operations.shard_quotas import covered
 from pinlater.store.effects import Command, Flow, complete, together
-from pinlater.store.requests import StartedWrite
+from pinlater.store.requests import StartedWrite, start_write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session
 
@@ -62,9 +62,7 @@ class StartedDequeues:
 
     Its owner sends `commands` to `server` once, then calls `take` with the answers; or `drop`.
 
-    - asked: of each dequeue its limit and its source.
-    - claims: of each dequeue its claim, or the ValueError of a malformed one. None: the answer was no reply; go on with
-      `jobs`.
+    asked: of each dequeue its limit and its source.
     """
 
     def __init__(
@@ -82,15 +80,15 @@ class StartedDequeues:
         self._claims: list[StartedWrite] = []
         try:
             for batch in self._batches:
-                self._acks.append(StartedWrite(queue_shard, "ack", ack_arguments(batch)))
-            for limit, source in asked:
-                self._claims.append(start_claim(session, queue_shard, limit, source))
+                self._acks.append(start_write(queue_shard, "ack", ack_arguments(batch)))
+            self._claims = start_claims(session, queue_shard, asked)
         except BaseException:
             self.drop()
             raise
         self._answers: list[Any] = []
         self._refused: list[list[int] | None] = []
-        self.claims: list[_core.Claim | ValueError | None] = []
+        #: None: the answer was no reply.
+        self._found: list[_core.Claim | ValueError | None] = []
 
     @property
     def server(self) -> Server:
@@ -113,13 +111,14 @@ class StartedDequeues:
         for batch, started, answer in zip(self._batches, self._acks, answers, strict=False):
             reply = started.reply(answer)
             self._refused.append(refused_of(batch, reply) if reply else None)
-        queue_shard = self._queue_shard
-        for started, answer in zip(self._claims, answers[len(self._acks) :], strict=True):
-            reply = started.reply(answer)
-            try:
-                self.claims.append(claim_of(queue_shard, reply) if reply else None)
-            except ValueError as error:
-                self.claims.append(error)
+        self._found = claims_of(self._queue_shard, self._claims, answers[len(self._acks) :])
+
+    def whole_claims(self) -> list[_core.Claim | None]:
+        """Of each dequeue its claim; after `take`. None: it is not all that the dequeue needs; go on with `jobs`."""
+        return [
+            claim if isinstance(claim, _core.Claim) and _is_whole(claim, limit) else None
+            for claim, (limit, _) in zip(self._found, self._asked, strict=True)
+        ]
 
     def acks(self, deadline_s: float) -> Flow[list[RefusedAcks | PinLaterError]]:
         """Of each call how many of its acks were refused, or its error; after `take`."""
@@ -138,7 +137,7 @@ class StartedDequeues:
         """The jobs of a dequeue; after `take`. number: of the dequeue."""
         session, queue_shard = self._session, self._queue_shard
         limit, source = self._asked[number]
-        claim = self.claims[number]
+        claim = self._found[number]
         if isinstance(claim, ValueError):
             raise claim
         if claim is None:
@@ -153,11 +152,12 @@ class StartedDequeues:
         return (yield from _dequeued(session, queue_shard.queue, claims, limit, deadline_s))
 
 
-def is_whole(claim: _core.Claim, limit: int) -> bool:
+def _is_whole(claim: _core.Claim, limit: int) -> bool:
     """Whether a dequeue of so many jobs needs no look at anything beside its first claim."""
-    if claim.count < limit and may_have_more([claim], limit):
-        return False
-    return claim.count > 0 or not claim.limited
+    count = claim.count
+    if count == limit:
+        return True
+    return not (may_have_more([claim], limit) if count else claim.limited)
 
 
 def only_queue_shard(session: Session, queue: str) -> QueueShard | None:

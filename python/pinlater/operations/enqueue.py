@@ -35,7 +35,7 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.home import home_of
 from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards, newest_of
 from pinlater.store.effects import Argument, Flow, complete, together
-from pinlater.store.requests import CommonKeys, StartedWrite, write
+from pinlater.store.requests import CommonKeys, start_write, write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session, shard_for_key
 
@@ -121,7 +121,7 @@ class StartedEnqueue:
 
     def __init__(self, queue_shard: QueueShard, part: _Part) -> None:
         self._queue_shard, self._part = queue_shard, part
-        self._started = StartedWrite(queue_shard, "enqueue", part.arguments)
+        self._started = start_write(queue_shard, "enqueue", part.arguments)
         self.command, self.drop = self._started.command, self._started.drop
 
     @property

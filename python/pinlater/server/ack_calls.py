@@ -7,6 +7,7 @@ outcome: a wrong one fails alone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -61,14 +62,19 @@ class AckCalls:
         """Ends the jobs of a call, with those of other calls, and counts them. Jobs of no queue are no error."""
         if acks.count and may_exist(acks.queue):
             with suppress(QueueNotFound):
-                self.count(acks, await self._coalesced(acks))
+                self.count([acks], [await self._coalesced(acks)])
 
-    def count(self, acks: _core.AckCall, refused: RefusedAcks) -> None:
-        """Counts the acks of a call."""
-        succeeded = acks.succeeded
-        self._stats.add(acks.queue, "ack_succeeded", succeeded - refused.succeeded)
-        self._stats.add(acks.queue, "ack_failed", acks.count - succeeded - refused.failed)
-        self._stats.add(acks.queue, "ack_refused", sum(refused))
+    def count(self, calls: Sequence[_core.AckCall], outcomes: Sequence[RefusedAcks | PinLaterError]) -> None:
+        """Counts the acks of calls of one queue. outcomes: of each how many were refused, or its error."""
+        done = [(call, refused) for call, refused in zip(calls, outcomes, strict=True) if type(refused) is RefusedAcks]
+        if not done:
+            return
+        queue = calls[0].queue
+        jobs, succeeded = sum(call.count for call, _ in done), sum(call.succeeded for call, _ in done)
+        not_succeeded, not_failed = map(sum, zip(*(refused for _, refused in done), strict=True))
+        self._stats.add(queue, "ack_succeeded", succeeded - not_succeeded)
+        self._stats.add(queue, "ack_failed", jobs - succeeded - not_failed)
+        self._stats.add(queue, "ack_refused", not_succeeded + not_failed)
 
     async def _coalesced(self, acks: _core.AckCall) -> RefusedAcks:
         """Returns how many were refused."""

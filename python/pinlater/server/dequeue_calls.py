@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pinlater._core as _core
 from pinlater.client.async_client import AsyncClient
@@ -22,7 +22,7 @@ from pinlater.model.jobs import Job
 from pinlater.model.limits import Limit
 from pinlater.operations import leases
 from pinlater.operations.claim import CLAIM_JOBS, dry_run, release_lost
-from pinlater.operations.dequeue_now import Dequeued, StartedDequeues, dequeue_now, is_whole, only_queue_shard
+from pinlater.operations.dequeue_now import Dequeued, StartedDequeues, dequeue_now, only_queue_shard
 from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
 from pinlater.server.ack_calls import AckCalls
 from pinlater.server.calls import Call
@@ -31,6 +31,7 @@ from pinlater.server.stats import ServerStats, first_wait_ms
 from pinlater.server.wire_values import may_exist
 from pinlater.store.call_batches import PATIENT_TURNS, Coalescer, make_room
 from pinlater.store.effects import Flow, together
+from pinlater.store.shards import QueueShard
 
 #: Makes the flow of the acks of a dequeue, which returns how many were refused, or of its claims. None: it has none.
 MakeAcks: TypeAlias = Callable[[float], Flow[RefusedAcks]] | None
@@ -57,27 +58,20 @@ class DequeueCalls:
 
     def answer(self, call: Call, request: _core.DequeueCall) -> None:
         """Carries out a call of dequeueJobs."""
-        _check(request)
-        queue, acks, limit = request.queue, request.acks, request.limit
-        is_name = queue in self._coalescers or may_exist(queue)
-        queue_shard = only_queue_shard(self.session, queue) if is_name and 0 < limit <= CLAIM_JOBS else None
-        if (
-            queue_shard is not None
-            and (acks is None or acks.is_of(queue, queue_shard.shard.name))
-            and request.coverage >= 1
-            and not request.dry_run
-        ):
-            dequeue = _Dequeue(self, call, request, acks)
-            jobs, size = (limit, 0) if acks is None else (max(limit, acks.count), acks.size)
-            self._coalescer_of(queue).add(dequeue, size, jobs=jobs, receiver=dequeue)
-            return
-        if acks is not None:
-            self.acks.check_shards(acks)
-            acks = acks if acks.count and may_exist(acks.queue) else None
-        self.start(_Dequeue(self, call, request, acks).answer_alone())
+        dequeue = _Dequeue(self, call, request)
+        coalescer = self._coalescers.get(dequeue.queue)
+        if coalescer is None or coalescer.is_empty:  # else the first one in it has looked at the queue just now
+            coalescer = self._coalescer_of(dequeue.queue)
+        if coalescer is None:
+            self.start(dequeue.answer_alone())
+        else:
+            coalescer.add(dequeue, request.size, jobs=request.jobs, receiver=dequeue)
 
-    def _coalescer_of(self, queue: str) -> Coalescer[_Dequeue]:
+    def _coalescer_of(self, queue: str) -> Coalescer[_Dequeue] | None:
+        """Where dequeues of a queue wait for others. None: they leave alone."""
         coalescer = self._coalescers.get(queue)
+        if (coalescer is None and not may_exist(queue)) or only_queue_shard(self.session, queue) is None:
+            return None
         if coalescer is None:
             make_room(self._coalescers)
             coalescer = self._coalescers[queue] = Coalescer(
@@ -85,13 +79,23 @@ class DequeueCalls:
             )
         return coalescer
 
-    async def _together(self, queue: str, dequeues: list[_Dequeue]) -> list[_Packed | None]:
-        """Carries out dequeues in one packet. None: the queue is not as only_queue_shard wants it any more."""
+    async def _together(self, queue: str, dequeues: list[_Dequeue]) -> list[_Found]:
+        """Carries out dequeues in one packet."""
         queue_shard = only_queue_shard(self.session, queue)
         if queue_shard is None:
             return [None] * len(dequeues)
-        asked = [(dequeue.limit, dequeue.source) for dequeue in dequeues]
-        acks = [dequeue.acks for dequeue in dequeues if dequeue.acks is not None]
+        shard = queue_shard.shard.name
+        joined = [dequeue for dequeue in dequeues if dequeue.request.is_of(shard, CLAIM_JOBS)]
+        found = iter(await self._in_packet(queue_shard, joined)) if joined else iter(())
+        if len(joined) == len(dequeues):
+            return list(found)
+        names = set(joined)
+        return [next(found) if dequeue in names else None for dequeue in dequeues]
+
+    async def _in_packet(self, queue_shard: QueueShard, dequeues: list[_Dequeue]) -> list[_Found]:
+        requests = [dequeue.request for dequeue in dequeues]
+        asked = [(request.limit, request.source) for request in requests]
+        acks = [request.acks for request in requests if request.acks is not None]
         started = StartedDequeues(self.session, queue_shard, asked, acks, self.acks.any_source)
         try:
             answers = await self.client.driver.send(started.server, started.commands)
@@ -99,11 +103,19 @@ class DequeueCalls:
             started.drop()
             raise
         started.take(answers)
-        outcomes = iter(await self.client.run(started.acks))
-        return [
-            (started, number, NONE_REFUSED if dequeue.acks is None else next(outcomes))
-            for number, dequeue in enumerate(dequeues)
-        ]
+        outcomes = await self.client.run(started.acks) if acks else []
+        self.acks.count(acks, outcomes)
+        refused, claims = iter(outcomes), started.whole_claims()
+        found: list[_Found] = []
+        for number, (request, claim) in enumerate(zip(requests, claims, strict=True)):
+            outcome = NONE_REFUSED if request.acks is None else next(refused)
+            if claim is None or isinstance(outcome, PinLaterError):
+                found.append(_Rest(started, number, outcome))
+            else:
+                found.append(claim)
+        whole = [claim for claim in found if isinstance(claim, _core.Claim) and claim.count]
+        self.stats.dequeued(queue_shard.queue, sum(claim.count for claim in whole), (c.first_wait_ms for c in whole))
+        return found
 
     async def release_lost(self, queue: str) -> None:
         """Releases the jobs of claims whose answers were lost: no client knows of them."""
@@ -116,47 +128,45 @@ class DequeueCalls:
             await self.client.run(partial(leases.release, self.session, jobs, None))
 
 
-#: The packet of a dequeue, the number of the dequeue in it, and how many of its acks were refused, or their error.
-_Packed: TypeAlias = tuple[StartedDequeues, int, RefusedAcks | PinLaterError]
+class _Rest(NamedTuple):
+    """A dequeue that needs more than its packet: the packet, its number there, and what became of its acks."""
+
+    packet: StartedDequeues
+    number: int
+    refused: RefusedAcks | PinLaterError
+
+
+#: What a dequeue gets of a packet. None: it has to leave alone.
+_Found: TypeAlias = _core.Claim | _Rest | None
 
 
 class _Dequeue:
     """One call of dequeueJobs. If it leaves in a packet, it receives its part of the answers."""
 
-    __slots__ = ("_call", "_calls", "_queue", "_request", "acks", "limit", "source")
+    __slots__ = ("_call", "_calls", "queue", "request")
 
-    def __init__(self, calls: DequeueCalls, call: Call, request: _core.DequeueCall, acks: _core.AckCall | None) -> None:
-        self._calls, self._call, self._request, self.acks = calls, call, request, acks
-        self._queue, self.limit, self.source = request.queue, request.limit, request.source
+    def __init__(self, calls: DequeueCalls, call: Call, request: _core.DequeueCall) -> None:
+        self._calls, self._call, self.request, self.queue = calls, call, request, request.queue
 
     # of store.call_batches.Receiver
 
     #: Returns False: a call is answered even if its client has left.
     done = staticmethod(bool)
 
-    def set_result(self, packed: _Packed | None) -> None:
+    def set_result(self, found: _Found) -> None:
         """Answers with the jobs of a packet."""
-        if packed is None:
+        if isinstance(found, _core.Claim):
+            try:
+                frame = _core.claim_answer(self._call.sequence, found)
+            except Exception as error:
+                self._call.fail(error)
+            else:
+                self._call.end(frame, partial(self._nobody_got, found) if found.count else None)
+        elif found is None:
             self._calls.start(self.answer_alone())
-            return
-        started, number, refused = packed
-        claim = started.claims[number]
-        if not isinstance(claim, _core.Claim) or isinstance(refused, PinLaterError) or not is_whole(claim, self.limit):
-            make_acks = None if self.acks is None else partial(_known, refused)
-            self._calls.start(self._answer(make_acks, partial(started.jobs, number)))
-            return
-        if self.acks is not None:
-            self._calls.acks.count(self.acks, refused)
-        try:
-            frame = _core.claim_answer(self._call.sequence, claim)
-        except Exception as error:
-            self._call.fail(error)
-            return
-        if claim.count:
-            self._calls.stats.dequeued(self._queue, claim.count, claim.first_wait_ms)
-            self._call.end(frame, partial(self._nobody_got, claim))
         else:
-            self._call.end(frame)
+            make_acks = None if self.request.acks is None else partial(_known, found.refused)
+            self._calls.start(self._answer(self._claim(make_acks, partial(found.packet.jobs, found.number))))
 
     def set_exception(self, error: Exception) -> None:
         """Answers with the error of a packet."""
@@ -165,38 +175,52 @@ class _Dequeue:
     def _nobody_got(self, claim: _core.Claim) -> None:
         self._calls.start(self._calls.release(claim.jobs))
 
-    async def answer_alone(self) -> None:
-        """Answers with the jobs of this dequeue alone."""
-        if self._request.dry_run:
-            await self._dry_run()
-        else:
-            await self._answer(self._make_acks(), self._make_claims() if may_exist(self._queue) else None)
-
     # of a dequeue that leaves alone, or needs more than its packet
 
-    def _make_acks(self) -> MakeAcks:
-        calls = self._calls
-        if self.acks is None:
-            return None
-        return partial(leases.ack_call, calls.session, self.acks, calls.acks.any_source)
+    async def answer_alone(self) -> None:
+        """Answers with the jobs of this dequeue alone."""
+        await self._answer(self._shown_jobs() if self.request.dry_run else self._jobs())
 
-    def _make_claims(self) -> MakeClaims:
-        request = self._request
-        return partial(dequeue_now, self._calls.session, self._queue, self.limit, self.source, request.coverage)
-
-    async def _answer(self, make_acks: MakeAcks, make_claims: MakeClaims) -> None:
-        calls = self._calls
+    async def _answer(self, finding: Coroutine[Any, Any, list[Job]]) -> None:
+        calls, call = self._calls, self._call
         try:
-            jobs = await self._claim(make_acks, make_claims)
-            frame = _core.dequeue_answer(self._call.sequence, jobs)
+            jobs = await finding
+            frame = _core.dequeue_answer(call.sequence, jobs)
         except Exception as error:
-            self._call.fail(error)
+            call.fail(error)
         else:
-            self._call.end(frame, (lambda: calls.start(calls.release(jobs))) if jobs else None)
+            held = jobs if not self.request.dry_run else []
+            call.end(frame, (lambda: calls.start(calls.release(held))) if held else None)
+
+    async def _jobs(self) -> list[Job]:
+        calls, request, acks = self._calls, self.request, self._checked_acks()
+        make_acks = None if acks is None else partial(self._ack, acks)
+        if not may_exist(self.queue):
+            return await self._claim(make_acks, None)
+        claims = partial(dequeue_now, calls.session, self.queue, request.limit, request.source, request.coverage)
+        return await self._claim(make_acks, claims)
+
+    def _ack(self, acks: _core.AckCall, deadline_s: float) -> Flow[RefusedAcks]:
+        calls = self._calls.acks
+        refused = yield from leases.ack_call(self._calls.session, acks, calls.any_source, deadline_s)
+        calls.count([acks], [refused])
+        return refused
+
+    def _checked_acks(self) -> _core.AckCall | None:
+        """The acks that ride on it; None: there are none that can be carried out.
+
+        Raises WrongCall, and Refused for acks of a shard that is not there.
+        """
+        _check(self.request)
+        acks = self.request.acks
+        if acks is None:
+            return None
+        self._calls.acks.check_shards(acks)
+        return acks if acks.count and may_exist(acks.queue) else None
 
     async def _claim(self, make_acks: MakeAcks, make_claims: MakeClaims) -> list[Job]:
         """Acks, then claims: both in one packet for each server."""
-        calls, queue = self._calls, self._queue
+        calls, queue = self._calls, self.queue
         try:
             jobs, limit = await calls.client.run(partial(self._acks_and_claims, make_acks, make_claims))
         finally:
@@ -205,8 +229,7 @@ class _Dequeue:
         if limit in _RATE_LIMITS and not jobs:
             calls.stats.add(queue, "dequeue_requests_rate_limited")
             raise Refused(ErrorCode.DEQUEUE_RATE_LIMITED, f"queue {queue!r}: gives no jobs now because of its {limit}")
-        if jobs:
-            calls.stats.dequeued(queue, len(jobs), first_wait_ms(jobs))
+        calls.stats.dequeued(queue, len(jobs), [first_wait_ms(jobs)] if jobs else [])
         return jobs
 
     def _acks_and_claims(self, make_acks: MakeAcks, make_claims: MakeClaims, deadline_s: float) -> Flow[Dequeued]:
@@ -215,8 +238,6 @@ class _Dequeue:
         results = yield from together(flows)
         claimed: Any = results.pop() if make_claims is not None else ([], None)
         refused: Any = results.pop() if make_acks is not None else None
-        if self.acks is not None and isinstance(refused, RefusedAcks):
-            self._calls.acks.count(self.acks, refused)
         if isinstance(claimed, QueueNotFound):
             claimed = [], None
         if isinstance(claimed, PinLaterError):
@@ -228,24 +249,15 @@ class _Dequeue:
         found: Dequeued = claimed
         return found
 
-    # of a dry run
-
-    async def _dry_run(self) -> None:
-        try:
-            if self.acks is not None:
-                await self._calls.acks.carry_out(self.acks)
-            frame = _core.dequeue_answer(self._call.sequence, await self._shown_jobs())
-        except Exception as error:
-            self._call.fail(error)
-        else:
-            self._call.end(frame)
-
     async def _shown_jobs(self) -> list[Job]:
-        request, calls = self._request, self._calls
-        if may_exist(self._queue):
+        """The jobs of a dry run. Its acks are carried out."""
+        request, calls, acks = self.request, self._calls, self._checked_acks()
+        if acks is not None:
+            await calls.acks.carry_out(acks)
+        if may_exist(self.queue):
             with suppress(QueueNotFound):
                 return await calls.client.run(
-                    lambda end: dry_run(calls.session, self._queue, self.limit, end, request.coverage)
+                    lambda end: dry_run(calls.session, self.queue, request.limit, end, request.coverage)
                 )
         return []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pinlater.model.jobs import Job
@@ -66,14 +66,17 @@ class ServerStats:
         if count:
             self.counts[queue, what] += count
 
-    def dequeued(self, queue: str, count: int, first_wait_ms: int | None) -> None:
-        """Counts the jobs of a dequeue. first_wait_ms: of one of them, if that was its first dequeue."""
+    def dequeued(self, queue: str, count: int, first_waits_ms: Iterable[int | None]) -> None:
+        """Counts the jobs of dequeues. first_waits_ms: of one job of each dequeue, if that was its first."""
+        if not count:
+            return
         self.counts[queue, "dequeue"] += count
-        if first_wait_ms is not None:
-            waits = self.first_waits.get(queue)
-            if waits is None:
-                waits = self.first_waits[queue] = Timings(WAIT_BOUNDS_S)
-            waits.add(first_wait_ms / 1000)
+        waits = self.first_waits.get(queue)
+        for wait_ms in first_waits_ms:
+            if wait_ms is not None:
+                if waits is None:
+                    waits = self.first_waits[queue] = Timings(WAIT_BOUNDS_S)
+                waits.add(wait_ms / 1000)
 
     def failed(self, method: str, what: str) -> None:
         """Counts a call that raised. what: the name of its code, or of another failure."""

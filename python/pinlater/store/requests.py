@@ -120,7 +120,7 @@ def write(
     """
     if queue_shard.is_known:
         # the fast path of nearly every call; any other answer goes on as a _Write
-        started = StartedWrite(queue_shard, verb, arguments)
+        started = start_write(queue_shard, verb, arguments)
         try:
             if blocking_list:
                 answer = yield from _blocking(queue_shard, blocking_list, started.command)
@@ -147,16 +147,16 @@ class StartedWrite:
 
     __slots__ = ("_arguments", "_lane", "_queue_shard", "_script", "command")
 
-    def __init__(self, queue_shard: QueueShard, verb: str, arguments: ScriptArguments) -> None:
-        stored, script = queue_shard.stored, load_scripts()[verb]
-        assert stored is not None
+    def __init__(
+        self, queue_shard: QueueShard, script: Script, arguments: ScriptArguments, lane: Lane, command: Command
+    ) -> None:
         self._queue_shard, self._script, self._arguments = queue_shard, script, arguments
-        self._lane = lane = queue_shard.lanes.take()
-        try:
-            self.command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
-        except BaseException:
-            self.drop()
-            raise
+        self._lane, self.command = lane, command
+
+    @property
+    def sequence(self) -> bytes:
+        """What its reply begins with."""
+        return self._lane.sequence
 
     def reply(self, answer: Any) -> list[Any]:
         """`[sequence, highest id, payload, …]`; [] if this is not the reply to the write."""
@@ -175,6 +175,38 @@ class StartedWrite:
         """The reply, behind an answer that is none. Like `write`."""
         one = _Write(self._queue_shard, self._script, self._arguments, self._lane, self.command)
         return one.run(deadline_s, patient, answer)
+
+
+def start_write(queue_shard: QueueShard, verb: str, arguments: ScriptArguments) -> StartedWrite:
+    """A write by a script of a queue shard whose configuration is known."""
+    stored, script, lane = queue_shard.stored, load_scripts()[verb], queue_shard.lanes.take()
+    assert stored is not None
+    try:
+        command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
+    except BaseException:
+        queue_shard.lanes.release(lane)
+        raise
+    return StartedWrite(queue_shard, script, arguments, lane, command)
+
+
+def start_writes(queue_shard: QueueShard, verb: str, each: Sequence[Sequence[Argument]]) -> list[StartedWrite]:
+    """Several writes by one script, as `start_write` makes them. each: the arguments of each, which do not depend on
+    the configuration.
+    """
+    stored, script, lanes = queue_shard.stored, load_scripts()[verb], queue_shard.lanes
+    assert stored is not None
+    taken = [lanes.take() for _ in each]
+    try:
+        version = [stored.version] if script.versioned else []
+        requests = [
+            [lane.field, lane.sequence, *version, *arguments] for lane, arguments in zip(taken, each, strict=True)
+        ]
+        commands = queue_shard.head(verb, stored.config.priorities).commands(requests)
+    except BaseException:
+        for lane in taken:
+            lanes.release(lane)
+        raise
+    return [StartedWrite(queue_shard, script, *one) for one in zip(each, taken, commands, strict=True)]
 
 
 class _Write:

@@ -30,6 +30,10 @@ pub struct AckCall {
     shards: Vec<String>,
     /// Those that succeeded come first.
     items: Vec<CallAck>,
+    /// How many of them succeeded.
+    #[pyo3(get)]
+    succeeded: usize,
+    size: usize,
 }
 
 /// An ack of a job that can exist.
@@ -70,30 +74,19 @@ pub fn read_ack(message: &Bound<'_, PyBytes>, start: usize) -> PyResult<AckCall>
 #[pymethods]
 impl AckCall {
     #[getter]
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.items.len()
-    }
-
-    /// How many of them succeeded.
-    #[getter]
-    fn succeeded(&self) -> usize {
-        self.items.iter().filter(|item| item.outcome == Outcome::Succeeded).count()
     }
 
     /// Bytes of their statuses, as they came.
     #[getter]
-    fn size(&self) -> usize {
-        self.items.iter().map(|item| item.status.len()).sum()
+    pub fn size(&self) -> usize {
+        self.size
     }
 
     /// The names of all shards that its descriptors name, also of jobs that were left out.
     fn shards(&self) -> Vec<&str> {
         self.shards.iter().map(String::as_str).collect()
-    }
-
-    /// Whether it has jobs that can be acked, all of this queue, and its descriptors name this shard alone.
-    fn is_of(&self, py: Python<'_>, queue: &str, shard: &str) -> PyResult<bool> {
-        Ok(!self.items.is_empty() && self.shards == [shard] && self.queue.to_str(py)? == queue)
     }
 
     /// A number for each of its jobs. Calls without a common number have no job in common.
@@ -154,8 +147,15 @@ impl AckCall {
             queue: queue.unbind(),
             message: message.clone().unbind(),
             shards,
+            succeeded: items.iter().filter(|item| item.outcome == Outcome::Succeeded).count(),
+            size: items.iter().map(|item| item.status.len()).sum(),
             items,
         })
+    }
+
+    /// Whether it has jobs that can be acked, all of this queue, and its descriptors name this shard alone.
+    pub fn is_of(&self, py: Python<'_>, queue: &str, shard: &str) -> PyResult<bool> {
+        Ok(!self.items.is_empty() && self.shards == [shard] && self.queue.to_str(py)? == queue)
     }
 
     /// Adds its items. `first`: the position of the first one. `source`: its number.

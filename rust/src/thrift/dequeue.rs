@@ -59,6 +59,28 @@ pub fn read_dequeue(message: &Bound<'_, PyBytes>, start: usize) -> PyResult<Dequ
 
 #[pymethods]
 impl DequeueCall {
+    /// Whether one claim of this shard, and one ack there, are all that it asks for. `most`: jobs of a claim.
+    fn is_of(&self, py: Python<'_>, shard: &str, most: i32) -> PyResult<bool> {
+        let is_plain = (1..=most).contains(&self.limit) && self.coverage >= 1.0 && !self.dry_run;
+        if !is_plain {
+            return Ok(false);
+        }
+        self.acks.as_ref().map_or(Ok(true), |acks| acks.get().is_of(py, self.queue.to_str(py)?, shard))
+    }
+
+    /// How many jobs it names: the more of those that it asks for and those that it acks.
+    #[getter]
+    fn jobs(&self) -> usize {
+        let acks = self.acks.as_ref().map_or(0, |acks| acks.get().count());
+        acks.max(usize::try_from(self.limit).unwrap_or(0))
+    }
+
+    /// Bytes of the statuses of its acks.
+    #[getter]
+    fn size(&self) -> usize {
+        self.acks.as_ref().map_or(0, |acks| acks.get().size())
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!("<DequeueCall of {} jobs of {}>", self.limit, self.queue.to_str(py)?))
     }
