@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "check_message",
     "claim_answer",
+    "count_acks",
     "decode_claim",
     "dequeue_answer",
     "enqueue_answer",
@@ -174,6 +175,8 @@ class Claim:
     def limited(self) -> int: ...
     @property
     def crashed(self) -> bool: ...
+    def part(self, first: int, count: int) -> Claim:
+        """A claim of some of its jobs: at most `count` of them, from number `first` on."""
 
 class BadReply(ValueError):
     """Bytes that are no reply of RESP 2."""
@@ -426,6 +429,9 @@ class AckCall:
         """The names of the shards of all its descriptors, also of those that were left out."""
     def keys(self) -> frozenset[int]:
         """A number for each job. Two calls without a common number have no job in common."""
+
+def count_acks(calls: Sequence[AckCall]) -> tuple[int, int]:
+    """How many jobs of these calls succeeded, and how many failed."""
 
 def group_ack_calls(calls: Sequence[AckCall], any_source: bool, most: int) -> list[AckBatch]:
     """Batches of at most `most` jobs (1,000 at most) a queue and shard. Each job names the source of its call.

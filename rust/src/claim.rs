@@ -1,5 +1,6 @@
 //! A claim: what one dequeue gave one worker.
-use std::sync::OnceLock;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
@@ -47,9 +48,10 @@ pub struct Claim {
     pub queue: Py<PyString>,
     #[pyo3(get)]
     pub shard: Py<PyString>,
-    taken: Vec<Taken>,
-    /// One a job taken; each can be read.
+    /// Its jobs are `own` of these; each has a record, which can be read.
+    taken: Arc<Vec<Taken>>,
     records: Py<Records>,
+    own: Range<usize>,
     jobs: OnceLock<Py<PyList>>,
 }
 
@@ -57,12 +59,30 @@ pub struct Claim {
 impl Claim {
     #[getter]
     pub fn count(&self) -> usize {
-        self.taken.len()
+        self.own.len()
     }
 
     #[getter]
     fn crashed(&self) -> bool {
-        self.taken.iter().any(|taken| taken.crashed)
+        self.taken[self.own.clone()].iter().any(|taken| taken.crashed)
+    }
+
+    /// A claim of some of its jobs, at most `count` of them from number `first` on.
+    fn part(&self, py: Python<'_>, first: usize, count: usize) -> Self {
+        let start = self.own.end.min(self.own.start.saturating_add(first));
+        let own = start..self.own.end.min(start.saturating_add(count));
+        Self {
+            token: if own.is_empty() { PyBytes::new(py, b"").unbind() } else { self.token.clone_ref(py) },
+            left: self.left.clone(),
+            due_in_ms: self.due_in_ms,
+            limited: self.limited,
+            queue: self.queue.clone_ref(py),
+            shard: self.shard.clone_ref(py),
+            taken: Arc::clone(&self.taken),
+            records: self.records.clone_ref(py),
+            own,
+            jobs: OnceLock::new(),
+        }
     }
 
     #[getter]
@@ -78,7 +98,10 @@ impl Claim {
     /// attempt, or if there is none.
     #[getter]
     fn first_wait_ms(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        let middle = self.taken.len() / 2;
+        if self.own.is_empty() {
+            return Ok(None);
+        }
+        let middle = self.own.start + self.own.len() / 2;
         let (Some(taken), Some(record)) = (self.taken.get(middle), self.records.get().get(middle)) else {
             return Ok(None);
         };
@@ -127,7 +150,8 @@ impl<'a> ClaimedJob<'a> {
 impl Claim {
     /// Its jobs, in order.
     pub fn parts(&self) -> impl Iterator<Item = PyResult<ClaimedJob<'_>>> {
-        self.taken.iter().zip(self.records.get().iter()).map(|(taken, record)| ClaimedJob::of(taken, record))
+        let records = self.records.get().range(self.own.clone());
+        self.taken[self.own.clone()].iter().zip(records).map(|(taken, record)| ClaimedJob::of(taken, record))
     }
 
     /// The jobs share their queue, shard and token objects. Those of a dry run have `NO_TOKEN`.
@@ -269,7 +293,8 @@ fn read_claim(head: &[u8], lists: &[Bound<'_, PyAny>], names: &ClaimNames<'_, '_
         limited: head.limited,
         queue: names.queue.clone().unbind(),
         shard: names.shard.clone().unbind(),
-        taken: head.taken,
+        own: 0..head.taken.len(),
+        taken: Arc::new(head.taken),
         records,
         jobs: OnceLock::new(),
     })

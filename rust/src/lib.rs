@@ -65,7 +65,7 @@ mod _core {
     #[pymodule_export]
     use crate::reply_reader::{BadReply, ReplyReader};
     #[pymodule_export]
-    use crate::thrift::ack::{AckCall, group_ack_calls, read_ack};
+    use crate::thrift::ack::{AckCall, count_acks, group_ack_calls, read_ack};
     #[pymodule_export]
     use crate::thrift::dequeue::{DequeueCall, claim_answer, dequeue_answer, read_dequeue};
     #[pymodule_export]

@@ -1,4 +1,6 @@
 //! Strings that came together, such as the records of a claim, without an object for each.
+use std::ops::Range;
+
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList};
@@ -91,8 +93,13 @@ impl Records {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let mut start = 0;
-        self.ends.iter().map(move |end| {
+        self.range(0..self.len())
+    }
+
+    /// Those at these positions, which must be there.
+    pub fn range(&self, positions: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        let mut start = positions.start.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.ends[positions].iter().map(move |end| {
             let record = &self.bytes[start..*end];
             start = *end;
             record

@@ -15,7 +15,7 @@ from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.limits import CLAIM_LIMITS, Limit
-from pinlater.operations.claim import claims_of, known_if_lost, start_claims
+from pinlater.operations.claim import CLAIM_JOBS, claims_of, known_if_lost, start_claims
 from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
 from pinlater.operations.dequeue import jobs_of, release_surplus
 from pinlater.operations.home import where_jobs_are
@@ -60,9 +60,10 @@ def _dequeued(
 class StartedDequeues:
     """Dequeues of one queue shard, and the acks that ride on them, as commands of one packet: the acks come first.
 
-    Its owner sends `commands` to `server` once, then calls `take` with the answers; or `drop`.
+    Dequeues of one source share a claim. Its owner sends `commands` to `server` once, then calls `take` with the
+    answers, and runs `finish`; or `drop`.
 
-    asked: of each dequeue its limit and its source.
+    asked: of each dequeue its limit, at most CLAIM_JOBS, and its source.
     """
 
     def __init__(
@@ -74,21 +75,22 @@ class StartedDequeues:
         any_source: bool,
     ) -> None:
         self._session, self._queue_shard, self._asked = session, queue_shard, asked
-        self._ack_calls, self._batches = acks, batches_of(session, acks, any_source) if acks else []
+        self._ack_calls, self._batches = acks, batches_of([queue_shard], acks, any_source) if acks else []
         self._sent_s = boot_s()
+        self._shared, self._places = _share_claims(asked)
         self._acks: list[StartedWrite] = []
         self._claims: list[StartedWrite] = []
         try:
             for batch in self._batches:
                 self._acks.append(start_write(queue_shard, "ack", ack_arguments(batch)))
-            self._claims = start_claims(session, queue_shard, asked)
+            self._claims = start_claims(session, queue_shard, self._shared)
         except BaseException:
             self.drop()
             raise
         self._answers: list[Any] = []
-        self._refused: list[list[int] | None] = []
-        #: None: the answer was no reply.
-        self._found: list[_core.Claim | ValueError | None] = []
+        #: Of acks the positions of those that were refused, and what became of claims. None: the answer was no reply.
+        self._refused: list[list[int] | PinLaterError | None] = []
+        self._found: list[_core.Claim | PinLaterError | ValueError | None] = []
 
     @property
     def server(self) -> Server:
@@ -111,53 +113,94 @@ class StartedDequeues:
         for batch, started, answer in zip(self._batches, self._acks, answers, strict=False):
             reply = started.reply(answer)
             self._refused.append(refused_of(batch, reply) if reply else None)
-        self._found = claims_of(self._queue_shard, self._claims, answers[len(self._acks) :])
+        self._found = [*claims_of(self._queue_shard, self._claims, answers[len(self._acks) :])]
 
-    def whole_claims(self) -> list[_core.Claim | None]:
-        """Of each dequeue its claim; after `take`. None: it is not all that the dequeue needs; go on with `jobs`."""
-        return [
-            claim if isinstance(claim, _core.Claim) and _is_whole(claim, limit) else None
-            for claim, (limit, _) in zip(self._found, self._asked, strict=True)
-        ]
+    @property
+    def is_finished(self) -> bool:
+        """Whether each answer was a reply; then `finish` has nothing to do."""
+        return None not in self._refused and None not in self._found
 
-    def acks(self, deadline_s: float) -> Flow[list[RefusedAcks | PinLaterError]]:
-        """Of each call how many of its acks were refused, or its error; after `take`."""
-        lost = [number for number, refused in enumerate(self._refused) if refused is None]
-        flows = [self._acks[number].go_on(self._answers[number], deadline_s) for number in lost]
-        found: list[Any] = [*self._refused]
-        if flows:
-            results = yield from together(
-                [complete(flow, partial(refused_of, self._batches[n])) for n, flow in zip(lost, flows, strict=True)]
-            )
-            for number, result in zip(lost, results, strict=True):
-                found[number] = result
-        return outcomes_of(self._ack_calls, self._batches, found)
+    def finish(self, deadline_s: float) -> Flow[None]:
+        """Asks again where the answer was no reply. A claim that stays unknown is kept in `lost_claims`."""
+        acks, claims = _unknown(self._refused), _unknown(self._found)
+        flows: list[Flow[Any]] = []
+        for number in acks:
+            flow = self._acks[number].go_on(self._answers[number], deadline_s)
+            flows.append(complete(flow, partial(refused_of, self._batches[number])))
+        for number in claims:
+            flow = self._claims[number].go_on(self._answers[len(self._acks) + number], deadline_s)
+            flows.append(known_if_lost(self._queue_shard, flow, self._sent_s, self._shared[number][1]))
+        results = yield from together(flows)
+        for number, refused in zip(acks, results, strict=False):
+            self._refused[number] = refused
+        for number, claim in zip(claims, results[len(acks) :], strict=True):
+            self._found[number] = claim
+            if isinstance(claim, OutcomeUnknown):
+                self._queue_shard.lost_claims.keep(claim)
+
+    @property
+    def acks(self) -> list[RefusedAcks | PinLaterError]:
+        """Of each call how many of its acks were refused, or its error; after `finish`."""
+        known = [each for each in self._refused if each is not None]
+        return outcomes_of(self._ack_calls, self._batches, known)
+
+    def parts(self) -> list[_core.Claim | None]:
+        """Of each dequeue its part of a claim; after `finish`. None: that is not all it needs; go on with `jobs`."""
+        parts: list[_core.Claim | None] = []
+        for (number, first), (limit, _) in zip(self._places, self._asked, strict=True):
+            claim = self._found[number]
+            whole = None
+            if isinstance(claim, _core.Claim):
+                part = claim.part(first, limit)
+                whole = part if _is_whole(claim, part, limit) else None
+            parts.append(whole)
+        return parts
 
     def jobs(self, number: int, deadline_s: float) -> Flow[Dequeued]:
-        """The jobs of a dequeue; after `take`. number: of the dequeue."""
+        """The jobs of a dequeue; after `finish`. number: of the dequeue."""
         session, queue_shard = self._session, self._queue_shard
-        limit, source = self._asked[number]
-        claim = self._found[number]
-        if isinstance(claim, ValueError):
+        (place, first), (limit, source) = self._places[number], self._asked[number]
+        claim = self._found[place]
+        if not isinstance(claim, _core.Claim):
+            assert claim is not None
             raise claim
-        if claim is None:
-            flow = self._claims[number].go_on(self._answers[len(self._acks) + number], deadline_s)
-            try:
-                claim = yield from known_if_lost(queue_shard, flow, self._sent_s, source)
-            except OutcomeUnknown as error:
-                queue_shard.lost_claims.keep(error)
-                raise
-        claims = [claim]
+        claims = [claim.part(first, limit)]
+        if claim.count and not claims[0].count:  # those before it took all that the claim gave
+            return (yield from dequeue_now(session, queue_shard.queue, limit, source, 1.0, deadline_s))
         yield from claim_more(session, queue_shard, claims, limit, source, deadline_s)
         return (yield from _dequeued(session, queue_shard.queue, claims, limit, deadline_s))
 
 
-def _is_whole(claim: _core.Claim, limit: int) -> bool:
-    """Whether a dequeue of so many jobs needs no look at anything beside its first claim."""
-    count = claim.count
+def _share_claims(asked: Sequence[tuple[int, str]]) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
+    """Claims of at most CLAIM_JOBS jobs for dequeues: of each its limit and its source. Then of each dequeue the number
+    of its claim, and that of its first job there.
+    """
+    claims: list[tuple[int, str]] = []
+    places: list[tuple[int, int]] = []
+    numbers: dict[str, int] = {}
+    for limit, source in asked:
+        number = numbers.get(source)
+        if number is None or claims[number][0] + limit > CLAIM_JOBS:
+            number = numbers[source] = len(claims)
+            claims.append((0, source))
+        first = claims[number][0]
+        places.append((number, first))
+        claims[number] = first + limit, source
+    return claims, places
+
+
+def _unknown(found: Sequence[object]) -> list[int]:
+    return [number for number, each in enumerate(found) if each is None]
+
+
+def _is_whole(claim: _core.Claim, part: _core.Claim, limit: int) -> bool:
+    """Whether a dequeue of so many jobs needs nothing but its part of a claim."""
+    count = part.count
     if count == limit:
         return True
-    return not (may_have_more([claim], limit) if count else claim.limited)
+    if count:
+        return not may_have_more([part], limit)
+    return not (any(claim.left) if claim.count else claim.limited)
 
 
 def only_queue_shard(session: Session, queue: str) -> QueueShard | None:

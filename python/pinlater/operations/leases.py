@@ -23,7 +23,7 @@ from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, pack_jobs, when
 from pinlater.operations.parts import in_parts
 from pinlater.store.effects import Argument, Flow, all_of, complete, together
 from pinlater.store.requests import CommonKeys, ScriptArguments, write
-from pinlater.store.shards import Session
+from pinlater.store.shards import QueueShard, Session
 
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
@@ -98,7 +98,8 @@ def ack_calls(
 
     any_source: end a job whoever claimed it.
     """
-    batches = batches_of(session, calls, any_source)
+    shards = {(call.queue, shard) for call in calls for shard in call.shards()}
+    batches = batches_of([session.queue_shard(*each) for each in shards], calls, any_source)
     results = yield from together([ack_batch(session, batch, deadline_s) for batch in batches])
     return outcomes_of(calls, batches, results)
 
@@ -113,6 +114,8 @@ def outcomes_of(
     batches: of batches_of. results: of each batch the positions of the refused jobs, or its error.
     """
     outcomes: list[RefusedAcks | PinLaterError] = [NONE_REFUSED] * len(calls)
+    if not any(results):
+        return outcomes
     for batch, result in zip(batches, results, strict=True):
         if not result:
             continue
@@ -135,12 +138,18 @@ def ack_call(session: Session, call: _core.AckCall, any_source: bool, deadline_s
     return outcome
 
 
-def batches_of(session: Session, calls: Sequence[_core.AckCall], any_source: bool) -> list[_core.AckBatch]:
-    """The script calls for the acks of several calls of one queue. Positions are those of the jobs in all calls."""
-    stored = (session.queue_shard(calls[0].queue, shard).stored for call in calls for shard in call.shards())
-    keeps = any(each is None or each.config.keep_succeeded for each in stored)
-    most = CALL_JOBS if keeps or any(call.succeeded < call.count for call in calls) else MAX_BATCH
-    batches: list[_core.AckBatch] = _core.group_ack_calls(calls, any_source, most)
+def batches_of(
+    queue_shards: Sequence[QueueShard], calls: Sequence[_core.AckCall], any_source: bool
+) -> list[_core.AckBatch]:
+    """The script calls for the acks of several calls of one queue. Positions are those of the jobs in all calls.
+
+    queue_shards: all that the calls name.
+    """
+    keeps = any(each.stored is None or each.stored.config.keep_succeeded for each in queue_shards)
+    _, failed = _core.count_acks(calls)
+    batches: list[_core.AckBatch] = _core.group_ack_calls(
+        calls, any_source, CALL_JOBS if keeps or failed else MAX_BATCH
+    )
     return batches
 
 

@@ -16,7 +16,7 @@ import pinlater._core as _core
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.operations import leases
-from pinlater.operations.leases import RefusedAcks
+from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
 from pinlater.server.calls import Call
 from pinlater.server.errors import ErrorCode, Refused
 from pinlater.server.settings import ServerSettings
@@ -66,14 +66,18 @@ class AckCalls:
 
     def count(self, calls: Sequence[_core.AckCall], outcomes: Sequence[RefusedAcks | PinLaterError]) -> None:
         """Counts the acks of calls of one queue. outcomes: of each how many were refused, or its error."""
-        done = [(call, refused) for call, refused in zip(calls, outcomes, strict=True) if type(refused) is RefusedAcks]
-        if not done:
+        if outcomes.count(NONE_REFUSED) < len(calls):
+            known = [each for each in zip(calls, outcomes, strict=True) if isinstance(each[1], RefusedAcks)]
+            calls, refused = [call for call, _ in known], [each for _, each in known]
+        else:
+            refused = [NONE_REFUSED]
+        if not calls:
             return
+        succeeded, failed = _core.count_acks(calls)
+        not_succeeded, not_failed = map(sum, zip(*refused, strict=True))
         queue = calls[0].queue
-        jobs, succeeded = sum(call.count for call, _ in done), sum(call.succeeded for call, _ in done)
-        not_succeeded, not_failed = map(sum, zip(*(refused for _, refused in done), strict=True))
         self._stats.add(queue, "ack_succeeded", succeeded - not_succeeded)
-        self._stats.add(queue, "ack_failed", jobs - succeeded - not_failed)
+        self._stats.add(queue, "ack_failed", failed - not_failed)
         self._stats.add(queue, "ack_refused", not_succeeded + not_failed)
 
     async def _coalesced(self, acks: _core.AckCall) -> RefusedAcks:

@@ -29,7 +29,7 @@ from pinlater.server.calls import Call
 from pinlater.server.errors import ErrorCode, Refused, WrongCall
 from pinlater.server.stats import ServerStats, first_wait_ms
 from pinlater.server.wire_values import may_exist
-from pinlater.store.call_batches import PATIENT_TURNS, Coalescer, make_room
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard
 
@@ -74,9 +74,7 @@ class DequeueCalls:
             return None
         if coalescer is None:
             make_room(self._coalescers)
-            coalescer = self._coalescers[queue] = Coalescer(
-                partial(self._together, queue), self._tasks, turns=PATIENT_TURNS
-            )
+            coalescer = self._coalescers[queue] = Coalescer(partial(self._together, queue), self._tasks, patient=True)
         return coalescer
 
     async def _together(self, queue: str, dequeues: list[_Dequeue]) -> list[_Found]:
@@ -103,18 +101,20 @@ class DequeueCalls:
             started.drop()
             raise
         started.take(answers)
-        outcomes = await self.client.run(started.acks) if acks else []
+        if not started.is_finished:
+            await self.client.run(started.finish)
+            if queue_shard.lost_claims.pending:
+                self.start(self.release_lost(queue_shard.queue))
+        outcomes = started.acks
         self.acks.count(acks, outcomes)
-        refused, claims = iter(outcomes), started.whole_claims()
+        refused = iter(outcomes)
         found: list[_Found] = []
-        for number, (request, claim) in enumerate(zip(requests, claims, strict=True)):
+        for number, (request, part) in enumerate(zip(requests, started.parts(), strict=True)):
             outcome = NONE_REFUSED if request.acks is None else next(refused)
-            if claim is None or isinstance(outcome, PinLaterError):
-                found.append(_Rest(started, number, outcome))
-            else:
-                found.append(claim)
-        whole = [claim for claim in found if isinstance(claim, _core.Claim) and claim.count]
-        self.stats.dequeued(queue_shard.queue, sum(claim.count for claim in whole), (c.first_wait_ms for c in whole))
+            is_whole = part is not None and not isinstance(outcome, PinLaterError)
+            found.append(part if is_whole else _Rest(started, number, outcome))
+        claims = [each for each in found if isinstance(each, _core.Claim)]
+        self.stats.dequeued(queue_shard.queue, sum([each.count for each in claims]), [c.first_wait_ms for c in claims])
         return found
 
     async def release_lost(self, queue: str) -> None:

@@ -25,7 +25,7 @@ from pinlater.server.calls import Call
 from pinlater.server.errors import ErrorCode, Refused
 from pinlater.server.stats import ServerStats
 from pinlater.server.wire_values import may_exist
-from pinlater.store.call_batches import PATIENT_TURNS, Coalescer, make_room
+from pinlater.store.call_batches import Coalescer, make_room
 
 #: An enqueue that waits for others, and its call.
 _Enqueue: TypeAlias = tuple[Call, _core.EnqueueCall]
@@ -56,7 +56,7 @@ class EnqueueCalls:
         if coalescer is None:
             make_room(self._coalescers)
             coalescer = self._coalescers[queue] = Coalescer(
-                partial(self._enqueue_together, queue), self._tasks, turns=PATIENT_TURNS
+                partial(self._enqueue_together, queue), self._tasks, patient=True
             )
         coalescer.add((call, request), request.size, jobs=request.count, receiver=call)
 

@@ -4,7 +4,7 @@ Promises:
 - Each caller gets its own answer. If its batch is refused for wrong arguments, the batch is halved until the call that
   is wrong is alone.
 - Two calls for one job leave one after the other.
-- A single call leaves in the same turn, unless its coalescer is made to wait for others behind a flush under way.
+- A single call leaves in the same turn, unless its coalescer is patient and has flushes under way.
 
 Risks: a cancelled call is still carried out, since the others depend on its batch.
 """
@@ -43,8 +43,11 @@ MAX_ITEMS: Final = 1000
 #: Most bytes of a flush. A larger item leaves alone. No server can be set to refuse so little: the least value of its
 #: proto-max-bulk-len and client-query-buffer-limit is 1 MiB.
 MAX_BYTES: Final = 512 * 1024
-#: For callers with many connections: flushes twice as large cost each call less than the turns do.
-PATIENT_TURNS: Final = 2
+#: A patient coalescer has so many flushes under way before items wait: the server works on one while the answer to
+#: the other is read.
+MOST_UNDER_WAY: Final = 2
+#: Items wait at most so long for a flush under way to end.
+PATIENCE_S: Final = 0.01
 #: A client forgets coalescers in which nothing waits when it has so many.
 MAX_COALESCERS: Final = 1000
 
@@ -55,7 +58,8 @@ class Coalescer(Generic[T]):
     - run: carries out a list of items, and returns their results in order. PartialEnqueue has a result an item.
     - tasks: holds the running tasks.
     - parts: where a list of items is cut, so that each part is one script call. None: it is one.
-    - turns: while an earlier flush is under way, a flush waits for more items for so many more turns of the event loop.
+    - patient: while MOST_UNDER_WAY flushes are under way, items wait for one to end. For callers with many connections:
+      larger flushes cost each call less.
     """
 
     def __init__(
@@ -63,13 +67,15 @@ class Coalescer(Generic[T]):
         run: Callable[[list[T]], Awaitable[list[Any]]],
         tasks: set[asyncio.Task[None]],
         parts: Callable[[list[T]], list[slice]] | None = None,
-        turns: int = 0,
+        *,
+        patient: bool = False,
     ) -> None:
         self._run = run
         self._tasks = tasks
         self._parts = parts
-        self._turns = turns
+        self._most_under_way = MOST_UNDER_WAY if patient else float("inf")
         self._under_way = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         #: The batches of the next flush, which leave one after the other.
@@ -112,23 +118,22 @@ class Coalescer(Generic[T]):
         """Flushes what waits, and schedules the next flush."""
         self._flush()
         self._bytes = size
-        self._loop.call_soon(self._flush_behind, self._turns)
+        if self._under_way < self._most_under_way:
+            self._loop.call_soon(self._flush)
+        else:
+            self._timer = self._loop.call_later(PATIENCE_S, self._flush)
         self._start_batch()
 
     def _start_batch(self) -> None:
         self._items, self._receivers, self._keys = [], [], set()
         self._waiting.append((self._items, self._receivers))
 
-    def _flush_behind(self, turns: int) -> None:
-        """Flushes now, or in the next turn if an earlier flush is under way. turns: so many may pass."""
-        if turns and self._under_way:
-            self._loop.call_soon(self._flush_behind, turns - 1)
-        else:
-            self._flush()
-
     def _flush(self) -> None:
         if not self._count:
             return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
         self._items, self._receivers = [], []  # or the last batch would stay in memory
         self._under_way += 1
@@ -140,6 +145,8 @@ class Coalescer(Generic[T]):
         """Fails the receivers of a task that did not end well. A done callback, as a cancelled task may never start."""
         self._tasks.discard(task)
         self._under_way -= 1
+        if self._timer is not None:
+            self._flush()
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
             return

@@ -143,20 +143,17 @@ class StartedWrite:
     """A write of a queue shard whose configuration is known, before its answer is there.
 
     Its owner sends `command` once. Then it calls `reply`, and `go_on` if that returns nothing; or `drop`.
+
+    sequence: what its reply begins with.
     """
 
-    __slots__ = ("_arguments", "_lane", "_queue_shard", "_script", "command")
+    __slots__ = ("_arguments", "_lane", "_queue_shard", "_script", "command", "sequence")
 
     def __init__(
         self, queue_shard: QueueShard, script: Script, arguments: ScriptArguments, lane: Lane, command: Command
     ) -> None:
         self._queue_shard, self._script, self._arguments = queue_shard, script, arguments
-        self._lane, self.command = lane, command
-
-    @property
-    def sequence(self) -> bytes:
-        """What its reply begins with."""
-        return self._lane.sequence
+        self._lane, self.command, self.sequence = lane, command, lane.sequence
 
     def reply(self, answer: Any) -> list[Any]:
         """`[sequence, highest id, payload, …]`; [] if this is not the reply to the write."""

@@ -106,6 +106,15 @@ impl AckCall {
     }
 }
 
+/// How many jobs of these calls succeeded, and how many failed.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
+pub fn count_acks(calls: Vec<Bound<'_, AckCall>>) -> (usize, usize) {
+    let succeeded = calls.iter().map(|call| call.get().succeeded).sum();
+    let count: usize = calls.iter().map(|call| call.get().items.len()).sum();
+    (succeeded, count - succeeded)
+}
+
 /// Batches of at most `most` jobs a (queue, shard), as `group_acks` makes them. Each job names the source of its call.
 ///
 /// `positions`: of the jobs among those of all calls, as `AckCall` counts them: those that succeeded come first. A job that is named twice, in one call or in several, is acked once, as the first call
