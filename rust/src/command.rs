@@ -7,6 +7,8 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 use crate::packed::Decimal;
 use crate::records::Records;
 
+/// The end of a line, and of a string.
+const LINE_END: &[u8] = b"\r\n";
 /// A marker, 20 digits, a line's end.
 const MAX_HEAD_BYTES: usize = 23;
 
@@ -122,29 +124,32 @@ fn write_argument(packed: &mut Vec<u8>, argument: &Bound<'_, PyAny>) -> PyResult
 
 /// Most of them have the same length.
 fn write_records(packed: &mut Vec<u8>, records: &Records) {
-    packed.reserve(records.bytes() + MAX_HEAD_BYTES * records.len());
-    let (mut head, mut length) = (Vec::with_capacity(MAX_HEAD_BYTES), None);
-    for record in records.iter() {
+    packed.reserve(records.bytes() + (MAX_HEAD_BYTES + LINE_END.len()) * records.len());
+    // between two records: the end of one, and the head of the next
+    let (mut between, mut length) = (LINE_END.to_vec(), None);
+    for (position, record) in records.iter().enumerate() {
         if length != Some(record.len()) {
             length = Some(record.len());
-            head.clear();
-            write_head(&mut head, b'$', record.len());
+            between.truncate(LINE_END.len());
+            write_head(&mut between, b'$', record.len());
         }
-        packed.extend_from_slice(&head);
+        packed.extend_from_slice(if position == 0 { &between[LINE_END.len()..] } else { &between });
         packed.extend_from_slice(record);
-        packed.extend_from_slice(b"\r\n");
+    }
+    if records.len() > 0 {
+        packed.extend_from_slice(LINE_END);
     }
 }
 
 fn write_bulk(packed: &mut Vec<u8>, bytes: &[u8]) {
     write_head(packed, b'$', bytes.len());
     packed.extend_from_slice(bytes);
-    packed.extend_from_slice(b"\r\n");
+    packed.extend_from_slice(LINE_END);
 }
 
 /// A marker and a count: `*3\r\n`.
 fn write_head(packed: &mut Vec<u8>, marker: u8, count: usize) {
     packed.push(marker);
     packed.extend_from_slice(Decimal::of(count as u64).as_bytes());
-    packed.extend_from_slice(b"\r\n");
+    packed.extend_from_slice(LINE_END);
 }

@@ -189,8 +189,12 @@ fn decimal(digits: &[u8], most: u64) -> Option<u64> {
     if digits.len() > MAX_DIGITS || digits.first() == Some(&b'0') {
         return None;
     }
-    let mut number = 0;
-    for digit in digits {
+    let (mut number, mut rest) = (0, digits);
+    while let Some((eight, others)) = rest.split_first_chunk() {
+        number = 100_000_000 * number + eight_digits(*eight)?;
+        rest = others;
+    }
+    for digit in rest {
         let digit = digit.wrapping_sub(b'0');
         if digit > 9 {
             return None;
@@ -198,4 +202,19 @@ fn decimal(digits: &[u8], most: u64) -> Option<u64> {
         number = 10 * number + u64::from(digit);
     }
     Some(number).filter(|number| (1..=most).contains(number))
+}
+
+/// The number that eight digits stand for, by a few operations on all of them at once.
+fn eight_digits(digits: [u8; 8]) -> Option<u64> {
+    const ALL: u64 = 0x0101_0101_0101_0101;
+    let word = u64::from_le_bytes(digits);
+    // a digit's upper half is 3, also when 6 is added to it
+    let upper_halves = (word & (0xF0 * ALL)) | ((word.wrapping_add(0x06 * ALL) & (0xF0 * ALL)) >> 4);
+    if upper_halves != 0x33 * ALL {
+        return None;
+    }
+    let ones = word & (0x0F * ALL);
+    let pairs = (ones * 10 + (ones >> 8)) & 0x00FF_00FF_00FF_00FF;
+    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_FFFF_0000_FFFF;
+    Some((fours * 10_000 + (fours >> 32)) & 0xFFFF_FFFF)
 }

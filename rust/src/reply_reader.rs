@@ -194,15 +194,26 @@ impl<'a> Builder<'a> {
     /// None: not all of the elements are strings, or there are none.
     fn records(&mut self, count: usize) -> Result<Option<Records>, Stop> {
         let start = self.at;
-        let mut records = Records::with_capacity(count, 0);
-        for _ in 0..count {
-            let (kind, rest) = self.line()?;
-            let length = if kind == b'$' { length(rest)? } else { None };
-            let Some(length) = length else {
-                self.at = start;
-                return Ok(None);
-            };
-            records.push(self.bulk(length)?);
+        let (mut records, mut line, mut length) = (Records::default(), &b""[..], 0);
+        for position in 0..count {
+            // most strings are as long as the one before, and begin with the same line
+            if position > 0 && self.bytes[self.at..].starts_with(line) {
+                self.at += line.len();
+            } else {
+                let line_start = self.at;
+                let (kind, rest) = self.line()?;
+                let Some(found) = (if kind == b'$' { self::length(rest)? } else { None }) else {
+                    self.at = start;
+                    return Ok(None);
+                };
+                (line, length) = (&self.bytes[line_start..self.at], found);
+            }
+            let record = self.bulk(length)?;
+            if position == 0 {
+                let most = self.bytes.len() - self.at + record.len(); // what is not there yet gets no memory
+                records = Records::with_capacity(count, most.min(count.saturating_mul(record.len())));
+            }
+            records.push(record);
         }
         Ok((count > 0).then_some(records))
     }

@@ -11,7 +11,7 @@ use crate::thrift::ack::{self, AckCall, AckRequest};
 use crate::thrift::reader::{BOOL, DOUBLE, I32, MAP, MessageReader, STRING, STRUCT, Span};
 use crate::thrift::refusal::Refusal;
 use crate::thrift::request::{read_call, required, source_text, text};
-use crate::thrift::writer::Answer;
+use crate::thrift::writer::{Answer, Stem};
 
 const METHOD: &str = "dequeueJobs";
 
@@ -176,17 +176,31 @@ fn write_bodies(answer: &mut Answer, jobs: &[AnsweredJob<'_>]) -> Vec<Range<usiz
     let mut descriptors = Vec::with_capacity(jobs.len());
     answer.field(MAP, 1);
     answer.map(STRING, STRING, jobs.len());
-    let same_stem = |a: &AnsweredJob<'_>, b: &AnsweredJob<'_>| {
-        (a.priority, a.shard, a.queue) == (b.priority, b.shard, b.queue)
-    };
-    for group in jobs.chunk_by(same_stem) {
-        let stem = format!("{}:s{}:p{}:", group[0].queue, group[0].shard, group[0].priority);
+    for group in jobs.chunk_by(|a, b| a.has_stem_of(b)) {
+        let mut stem = Stem::new(group[0].queue, group[0].shard, group[0].priority);
+        let mut digits = Decimal::of(group[0].id);
+        let mut last = group[0].id;
         for job in group {
-            descriptors.push(answer.joined(&[stem.as_bytes(), Decimal::of(job.id).as_bytes()]));
+            // ids that were given together follow each other
+            if last.checked_add(1) == Some(job.id) {
+                digits.increment();
+            } else if job.id != last {
+                digits = Decimal::of(job.id);
+            }
+            last = job.id;
+            descriptors.push(answer.descriptor(&mut stem, digits.as_bytes()));
             answer.string(job.body);
         }
     }
     descriptors
+}
+
+impl AnsweredJob<'_> {
+    /// Whether the descriptors begin alike.
+    fn has_stem_of(&self, other: &Self) -> bool {
+        let same = |a: &str, b: &str| std::ptr::eq(a, b) || a == b;
+        self.priority == other.priority && same(self.shard, other.shard) && same(self.queue, other.queue)
+    }
 }
 
 fn write_metadata(answer: &mut Answer, jobs: &[AnsweredJob<'_>], descriptors: Vec<Range<usize>>) {

@@ -16,7 +16,7 @@ use crate::records::Records;
 use crate::thrift::reader::{BYTE, I32, I64, LIST, MessageReader, STRING, STRUCT, Span};
 use crate::thrift::refusal::Refusal;
 use crate::thrift::request::{FIRST_ITEMS, read_call, required, source_text, status_text, text};
-use crate::thrift::writer::Answer;
+use crate::thrift::writer::{Answer, Stem};
 
 const METHOD: &str = "enqueueJobs";
 /// Bytes of a descriptor beside its queue's name, with its length: most have fewer.
@@ -144,9 +144,9 @@ impl EnqueueCall {
         let mut position = 0;
         for group in self.jobs.chunk_by(|a, b| a.priority == b.priority) {
             let priority = group[0].priority(MAX_PRIORITY).map_err(|refusal| self.at(position, refusal))?;
-            let stem = format!("{queue}:s{shard}:p{priority}:");
+            let mut stem = Stem::new(queue, shard, priority);
             for _ in group {
-                answer.joined(&[stem.as_bytes(), id.as_bytes()]);
+                answer.descriptor(&mut stem, id.as_bytes());
                 id.increment();
             }
             position += group.len();

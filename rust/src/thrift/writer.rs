@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::thrift::reader::{I32, STOP};
 
-/// Bytes of a frame's length.
+/// Bytes of a length: of a frame, or of a string.
 const LENGTH_BYTES: usize = 4;
 /// A strict head, version 1: a reply.
 const REPLY: [u8; 4] = [0x80, 0x01, 0x00, 0x02];
@@ -65,13 +65,11 @@ impl Answer {
         self.bytes.extend(bytes);
     }
 
-    /// A string of several parts. Returns where it is.
-    pub fn joined(&mut self, parts: &[&[u8]]) -> Range<usize> {
+    /// The descriptor of an id, by its digits. Returns where it is, with its length.
+    pub fn descriptor(&mut self, stem: &mut Stem, digits: &[u8]) -> Range<usize> {
         let start = self.bytes.len();
-        self.count(parts.iter().map(|part| part.len()).sum());
-        for part in parts {
-            self.bytes.extend(*part);
-        }
+        self.bytes.extend_from_slice(stem.before(digits.len()));
+        self.bytes.extend_from_slice(digits);
         start..self.bytes.len()
     }
 
@@ -91,6 +89,31 @@ impl Answer {
         };
         self.bytes[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
         Ok(PyBytes::new(py, &self.bytes))
+    }
+}
+
+/// What descriptors have before their ids: their length, then the same text.
+pub struct Stem {
+    bytes: Vec<u8>,
+    digits: usize,
+}
+
+impl Stem {
+    pub fn new(queue: &str, shard: &str, priority: u8) -> Self {
+        let mut bytes = vec![0; LENGTH_BYTES];
+        bytes.extend(format!("{queue}:s{shard}:p{priority}:").as_bytes());
+        Self { bytes, digits: 0 }
+    }
+
+    /// The bytes before an id of so many digits.
+    fn before(&mut self, digits: usize) -> &[u8] {
+        if self.digits != digits {
+            self.digits = digits;
+            // names and digits are far shorter than 2**31
+            let length = u32::try_from(self.bytes.len() - LENGTH_BYTES + digits).unwrap_or_default();
+            self.bytes[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
+        }
+        &self.bytes
     }
 }
 
