@@ -91,27 +91,37 @@ pub fn group_releases(jobs: &Bound<'_, PyAny>, most: usize) -> PyResult<Vec<AckB
 #[derive(Default)]
 pub struct Acks {
     pub shards: ShardIndex,
-    items: Vec<Vec<AckItem>>,
-    seen: Seen,
+    of_shards: Vec<ShardAcks>,
+    /// Items of the last shard for which there is room from its start.
+    room: usize,
     read: usize,
 }
 
+/// The items of one shard, and what finds a job that was named before.
+struct ShardAcks {
+    items: Vec<AckItem>,
+    /// Of each id the position of its first item.
+    first: HashMap<u64, usize, RandomState>,
+    /// Of the jobs of ids that were named more than once: the first token, and the others.
+    tokens: HashMap<(u8, u64), (u64, HashSet<u64, RandomState>), RandomState>,
+}
+
 impl Acks {
-    /// Makes room for so many items.
+    /// Makes room for so many items of each shard.
     pub fn reserve(&mut self, count: usize) {
-        self.seen.first_token.reserve(count);
+        self.room = count;
     }
 
     /// Its target's shard: of `shards`.
     pub fn add(&mut self, item: AckItem) {
         self.read += 1;
         let shard = item.target.shard;
-        if shard == self.items.len() {
-            self.items.push(Vec::new());
+        if shard == self.of_shards.len() {
+            // several shards are rare: all of them together have as many
+            let room = if shard == 0 { self.room } else { 0 };
+            self.of_shards.push(ShardAcks::with_capacity(room));
         }
-        if self.seen.is_new(&item.target) {
-            self.items[shard].push(item);
-        }
+        self.of_shards[shard].add(item);
     }
 
     /// `sources`: what the numbers of the items' sources stand for; 255 bytes each at most. Empty: of no item.
@@ -126,8 +136,8 @@ impl Acks {
         let mut batches = Vec::new();
         let longest = sources.iter().map(|source| source.len()).max().unwrap_or(0);
         let most = most.min(MAX_SOURCES_BYTES / (1 + longest)).clamp(1, MAX_BATCH);
-        for ((queue, shard), mut items) in self.shards.into_pairs().into_iter().zip(self.items) {
-            for chunk in items.chunks_mut(most) {
+        for ((queue, shard), mut acks) in self.shards.into_pairs().into_iter().zip(self.of_shards) {
+            for chunk in acks.items.chunks_mut(most) {
                 let block = number_sources(chunk, sources);
                 batches.push(pack_batch(py, (&queue, &shard), chunk, flags, &block, pack_group)?);
             }
@@ -168,27 +178,38 @@ fn number_sources(items: &mut [AckItem], sources: &[&str]) -> Vec<u8> {
     block
 }
 
-/// The jobs named so far. The first one wins, so those that succeeded are read first.
-///
-/// A job has one claim at a time: the same id with another token is another claim of it, and Redis decides which is
-/// current. Without a token it could be any claim, so it is the same job.
-#[derive(Default)]
-struct Seen {
-    first_token: HashMap<(usize, u8, u64), u64, RandomState>,
-    more_tokens: HashSet<(usize, u8, u64, u64), RandomState>,
-}
-
-impl Seen {
-    fn is_new(&mut self, target: &Target) -> bool {
-        let Target { shard, priority, id, token } = *target;
-        match self.first_token.entry((shard, priority, id)) {
-            Entry::Vacant(free) => {
-                free.insert(token);
-                true
-            }
-            Entry::Occupied(first) if [token, NO_TOKEN].contains(first.get()) || token == NO_TOKEN => false,
-            Entry::Occupied(_) => self.more_tokens.insert((shard, priority, id, token)),
+impl ShardAcks {
+    fn with_capacity(count: usize) -> Self {
+        Self {
+            items: Vec::with_capacity(count),
+            first: HashMap::with_capacity_and_hasher(count, RandomState::default()),
+            tokens: HashMap::default(),
         }
+    }
+
+    /// Adds an item, unless its job was named before. The first one wins, so those that succeeded are read first.
+    ///
+    /// A job has one claim at a time: the same id with another token is another claim of it, and Redis decides which is
+    /// current. Without a token it could be any claim, so it is the same job.
+    fn add(&mut self, item: AckItem) {
+        let Target { priority, id, token, .. } = item.target;
+        match self.first.entry(id) {
+            Entry::Vacant(free) => {
+                free.insert(self.items.len());
+            }
+            Entry::Occupied(first) => {
+                let first = self.items[*first.get()].target;
+                let known = if first.priority == priority { first.token } else { token };
+                let is_other_job = first.priority != priority && !self.tokens.contains_key(&(priority, id));
+                let (known, others) =
+                    self.tokens.entry((priority, id)).or_insert_with(|| (known, HashSet::default()));
+                let is_named = [token, NO_TOKEN].contains(known) || token == NO_TOKEN;
+                if !is_other_job && (is_named || !others.insert(token)) {
+                    return;
+                }
+            }
+        }
+        self.items.push(item);
     }
 }
 

@@ -1,4 +1,5 @@
 //! Answers: framed messages of Thrift's binary protocol.
+use std::cell::RefCell;
 use std::ops::Range;
 
 use pyo3::exceptions::PyValueError;
@@ -14,6 +15,13 @@ const REPLY: [u8; 4] = [0x80, 0x01, 0x00, 0x02];
 /// Bytes around a method's name: of the frame, the head and the sequence.
 const HEAD_BYTES: usize = 16;
 
+/// Memory of up to so many bytes is kept for the next answer: what was written just now is still in the processor's cache.
+const MOST_KEPT: usize = 256 * 1024;
+
+thread_local! {
+    static KEPT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// An answer that is being written.
 pub struct Answer {
     bytes: Vec<u8>,
@@ -22,7 +30,8 @@ pub struct Answer {
 impl Answer {
     /// The frame and the head of a reply. `capacity`: bytes that are to follow.
     pub fn new(method: &str, sequence: i32, capacity: usize) -> Self {
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + method.len() + capacity);
+        let mut bytes = KEPT.take();
+        bytes.reserve(HEAD_BYTES + method.len() + capacity);
         bytes.extend([0; LENGTH_BYTES]);
         bytes.extend(REPLY);
         let mut answer = Self { bytes };
@@ -88,7 +97,12 @@ impl Answer {
             return Err(PyValueError::new_err("answer: expected at most 2,147,483,647 bytes, got more"));
         };
         self.bytes[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
-        Ok(PyBytes::new(py, &self.bytes))
+        let frame = PyBytes::new(py, &self.bytes);
+        if self.bytes.capacity() <= MOST_KEPT {
+            self.bytes.clear();
+            KEPT.set(self.bytes);
+        }
+        Ok(frame)
     }
 }
 
