@@ -102,6 +102,8 @@ def _store(item: pytest.Item) -> str:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
+    if not items:  # xdist with --lf
+        return
     config = items[0].config
     config.stash[LEFT_OUT] = {row: sum(_waits_for(item) == row for item in items) for row in ROWS}
     if hasattr(config, "workeroutput"):  # a process of xdist: the one that started it writes the last line

@@ -468,7 +468,7 @@ class DequeueCall:
         """The acks that ride on it. They may be of another queue. Their source is that of this call."""
     @property
     def jobs(self) -> int:
-        """How many jobs it names: the more of those that it asks for and those that it acks."""
+        """How many jobs it names, at least 1: the more of those that it asks for and those that it acks."""
     @property
     def size(self) -> int:
         """Bytes of the statuses of its acks."""

@@ -4,7 +4,7 @@ Promises:
 - Each caller gets its own answer. If its batch is refused for wrong arguments, the batch is halved until the call that
   is wrong is alone.
 - Two calls for one job leave one after the other.
-- A single call leaves in the same turn, unless its coalescer is patient and has flushes under way.
+- A single call leaves in the same turn, unless its coalescer is patient and a flush is under way.
 
 Risks: a cancelled call is still carried out, since the others depend on its batch.
 """
@@ -43,10 +43,7 @@ MAX_ITEMS: Final = 1000
 #: Most bytes of a flush. A larger item leaves alone. No server can be set to refuse so little: the least value of its
 #: proto-max-bulk-len and client-query-buffer-limit is 1 MiB.
 MAX_BYTES: Final = 512 * 1024
-#: A patient coalescer has so many flushes under way before items wait: the server works on one while the answer to
-#: the other is read.
-MOST_UNDER_WAY: Final = 2
-#: Items wait at most so long for a flush under way to end.
+#: The items of a patient coalescer wait at most so long for a flush under way to end.
 PATIENCE_S: Final = 0.01
 #: A client forgets coalescers in which nothing waits when it has so many.
 MAX_COALESCERS: Final = 1000
@@ -58,8 +55,8 @@ class Coalescer(Generic[T]):
     - run: carries out a list of items, and returns their results in order. PartialEnqueue has a result an item.
     - tasks: holds the running tasks.
     - parts: where a list of items is cut, so that each part is one script call. None: it is one.
-    - patient: while MOST_UNDER_WAY flushes are under way, items wait for one to end. For callers with many connections:
-      larger flushes cost each call less.
+    - patient: while a flush is under way, items wait for its end. For callers with many connections: larger flushes
+      cost each call less.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class Coalescer(Generic[T]):
         self._run = run
         self._tasks = tasks
         self._parts = parts
-        self._most_under_way = MOST_UNDER_WAY if patient else float("inf")
+        self._patient = patient
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -118,10 +115,10 @@ class Coalescer(Generic[T]):
         """Flushes what waits, and schedules the next flush."""
         self._flush()
         self._bytes = size
-        if self._under_way < self._most_under_way:
-            self._loop.call_soon(self._flush)
-        else:
+        if self._patient and self._under_way:
             self._timer = self._loop.call_later(PATIENCE_S, self._flush)
+        else:
+            self._loop.call_soon(self._flush)
         self._start_batch()
 
     def _start_batch(self) -> None:

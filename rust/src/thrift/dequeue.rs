@@ -68,11 +68,11 @@ impl DequeueCall {
         self.acks.as_ref().map_or(Ok(true), |acks| acks.get().is_of(py, self.queue.to_str(py)?, shard))
     }
 
-    /// How many jobs it names: the more of those that it asks for and those that it acks.
+    /// How many jobs it names, at least 1: the more of those that it asks for and those that it acks.
     #[getter]
     fn jobs(&self) -> usize {
         let acks = self.acks.as_ref().map_or(0, |acks| acks.get().count());
-        acks.max(usize::try_from(self.limit).unwrap_or(0))
+        acks.max(usize::try_from(self.limit).unwrap_or(0)).max(1)
     }
 
     /// Bytes of the statuses of its acks.
