@@ -149,11 +149,11 @@ class StartedDequeues:
         parts: list[_core.Claim | None] = []
         for (number, first), (limit, _) in zip(self._places, self._asked, strict=True):
             claim = self._found[number]
-            whole = None
-            if isinstance(claim, _core.Claim):
-                part = claim.part(first, limit)
-                whole = part if _is_whole(claim, part, limit) else None
-            parts.append(whole)
+            if not isinstance(claim, _core.Claim):
+                parts.append(None)
+                continue
+            part = claim.part(first, limit)
+            parts.append(part if part.count == limit or _is_whole(claim, part, limit) else None)
         return parts
 
     def jobs(self, number: int, deadline_s: float) -> Flow[Dequeued]:
@@ -194,11 +194,8 @@ def _unknown(found: Sequence[object]) -> list[int]:
 
 
 def _is_whole(claim: _core.Claim, part: _core.Claim, limit: int) -> bool:
-    """Whether a dequeue of so many jobs needs nothing but its part of a claim."""
-    count = part.count
-    if count == limit:
-        return True
-    if count:
+    """Whether a dequeue of so many jobs needs nothing but its part of a claim, which has fewer."""
+    if part.count:
         return not may_have_more([part], limit)
     return not (any(claim.left) if claim.count else claim.limited)
 

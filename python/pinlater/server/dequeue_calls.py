@@ -54,7 +54,7 @@ class DequeueCalls:
     ) -> None:
         self.client, self.session, self.acks, self.stats, self.start = client, client.session, acks, stats, start
         self._tasks = tasks
-        self._coalescers: dict[str, Coalescer[_Dequeue]] = {}
+        self._coalescers: dict[str, Coalescer[_core.DequeueCall]] = {}
 
     def answer(self, call: Call, request: _core.DequeueCall) -> None:
         """Carries out a call of dequeueJobs."""
@@ -65,36 +65,37 @@ class DequeueCalls:
         if coalescer is None:
             self.start(dequeue.answer_alone())
         else:
-            coalescer.add(dequeue, request.size, jobs=request.jobs, receiver=dequeue)
+            coalescer.add(request, request.size, jobs=request.jobs, receiver=dequeue)
 
-    def _coalescer_of(self, queue: str) -> Coalescer[_Dequeue] | None:
+    def _coalescer_of(self, queue: str) -> Coalescer[_core.DequeueCall] | None:
         """Where dequeues of a queue wait for others. None: they leave alone."""
         coalescer = self._coalescers.get(queue)
         if (coalescer is None and not may_exist(queue)) or only_queue_shard(self.session, queue) is None:
             return None
         if coalescer is None:
             make_room(self._coalescers)
-            coalescer = self._coalescers[queue] = Coalescer(partial(self._together, queue), self._tasks, patient=True)
+            together = partial(self._together, queue)
+            coalescer = self._coalescers[queue] = Coalescer(together, self._tasks, patient=True, most=CLAIM_JOBS)
         return coalescer
 
-    async def _together(self, queue: str, dequeues: list[_Dequeue]) -> list[_Found]:
+    async def _together(self, queue: str, requests: list[_core.DequeueCall]) -> list[_Found]:
         """Carries out dequeues in one packet."""
         queue_shard = only_queue_shard(self.session, queue)
         if queue_shard is None:
-            return [None] * len(dequeues)
+            return [None] * len(requests)
         shard = queue_shard.shard.name
-        joined = [dequeue for dequeue in dequeues if dequeue.request.is_of(shard, CLAIM_JOBS)]
+        plain = [request.is_of(shard, CLAIM_JOBS) for request in requests]
+        if all(plain):
+            return await self._in_packet(queue_shard, requests)
+        joined = [request for request, is_plain in zip(requests, plain, strict=True) if is_plain]
         found = iter(await self._in_packet(queue_shard, joined)) if joined else iter(())
-        if len(joined) == len(dequeues):
-            return list(found)
-        names = set(joined)
-        return [next(found) if dequeue in names else None for dequeue in dequeues]
+        return [next(found) if is_plain else None for is_plain in plain]
 
-    async def _in_packet(self, queue_shard: QueueShard, dequeues: list[_Dequeue]) -> list[_Found]:
-        requests = [dequeue.request for dequeue in dequeues]
+    async def _in_packet(self, queue_shard: QueueShard, requests: list[_core.DequeueCall]) -> list[_Found]:
         asked = [(request.limit, request.source) for request in requests]
-        acks = [request.acks for request in requests if request.acks is not None]
-        started = StartedDequeues(self.session, queue_shard, asked, acks, self.acks.any_source)
+        acks = [request.acks for request in requests]
+        riding = [each for each in acks if each is not None]
+        started = StartedDequeues(self.session, queue_shard, asked, riding, self.acks.any_source)
         try:
             answers = await self.client.driver.send(started.server, started.commands)
         except BaseException:
@@ -106,11 +107,11 @@ class DequeueCalls:
             if queue_shard.lost_claims.pending:
                 self.start(self.release_lost(queue_shard.queue))
         outcomes = started.acks
-        self.acks.count(acks, outcomes)
+        self.acks.count(riding, outcomes)
         refused = iter(outcomes)
         found: list[_Found] = []
-        for number, (request, part) in enumerate(zip(requests, started.parts(), strict=True)):
-            outcome = NONE_REFUSED if request.acks is None else next(refused)
+        for number, (each, part) in enumerate(zip(acks, started.parts(), strict=True)):
+            outcome = NONE_REFUSED if each is None else next(refused)
             is_whole = part is not None and not isinstance(outcome, PinLaterError)
             found.append(part if is_whole else _Rest(started, number, outcome))
         claims = [each for each in found if isinstance(each, _core.Claim)]

@@ -57,6 +57,7 @@ class Coalescer(Generic[T]):
     - parts: where a list of items is cut, so that each part is one script call. None: it is one.
     - patient: while a flush is under way, items wait for its end. For callers with many connections: larger flushes
       cost each call less.
+    - most: jobs of a flush.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Coalescer(Generic[T]):
         parts: Callable[[list[T]], list[slice]] | None = None,
         *,
         patient: bool = False,
+        most: int = MAX_ITEMS,
     ) -> None:
         self._run = run
         self._tasks = tasks
         self._parts = parts
         self._patient = patient
+        self._most = most
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -93,7 +96,7 @@ class Coalescer(Generic[T]):
         """
         jobs = len(keys) or jobs
         count, self._bytes = self._count, self._bytes + size
-        if not count or count + jobs > MAX_ITEMS or self._bytes > MAX_BYTES:
+        if not count or count + jobs > self._most or self._bytes > MAX_BYTES:
             self._start_flush(size)
         elif keys and not self._keys.isdisjoint(keys):
             self._start_batch()
