@@ -8,7 +8,8 @@
 4. The native codec compared with the same work in Python: the library thriftpy2 without compiled code, and the core's
    own functions. The library's compiled code stands beside it.
 
-The echo is a protocol of asyncio on uvloop that finds the ends of frames. Each side is a process of its own on a core
+The echo is a protocol of asyncio on uvloop that finds the ends of frames, and answers each with a frame that the server
+sent. Both sides get their calls from the same load. Each side is a process of its own on a core
 of its own; the kernel counts its time on the CPU. The other core has the load and a Valkey without persistence.
 Every job has 100 bytes.
 
@@ -182,7 +183,7 @@ def of_enqueue(jobs: int, options: Options) -> Iterator[Figure]:
     call = enqueue_call(jobs)
     with stage() as (process, client):
         answer = run_load(process.port, lambda _: call, CONNECTIONS)
-        with echoing(len(answer)) as echo:
+        with echoing(answer) as echo:
 
             def served() -> float:
                 client.purge(QUEUE)
@@ -201,15 +202,14 @@ def of_dequeue(options: Options) -> Iterator[Figure]:
     with stage() as (process, client):
         fill(client, calls)
         answer = run_load(process.port, dequeue_call, CONNECTIONS)
-        request = dequeue_call(answer)
-        with echoing(len(answer)) as echo:
+        with echoing(answer) as echo:
 
             def served() -> float:
                 client.purge(QUEUE)
                 fill(client, calls)
                 return cost(process, dequeue_call, calls)
 
-            sides = {"server": served, "echo": lambda: cost(echo, lambda _: request, calls)}
+            sides = {"server": served, "echo": lambda: cost(echo, dequeue_call, calls)}
             found = interleave(sides, options.rounds)
     yield compared(f"dequeue of {MANY} with {MANY} acks", found, 5.0, 3.0)
 
@@ -238,16 +238,26 @@ def stage() -> Iterator[tuple[Process, Client]]:
 
 
 @contextmanager
-def echoing(size: int) -> Iterator[Process]:
-    """An echo that answers with so many bytes."""
+def echoing(answer: bytes) -> Iterator[Process]:
+    """An echo that answers with this frame."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    echo = Process("echo", str(size))
+    with answer_file(answer) as file:
+        echo = Process("echo", str(file))
     os.sched_setaffinity(0, cores)
     try:
         yield echo
     finally:
         echo.close()
+
+
+@contextmanager
+def answer_file(answer: bytes) -> Iterator[Path]:
+    """A file with a frame."""
+    with TemporaryDirectory(prefix="pinlater-bench-") as folder:
+        file = Path(folder) / "answer"
+        file.write_bytes(answer)
+        yield file
 
 
 def cost(process: Process, next_call: Callable[[bytes], bytes], calls: int) -> float:
@@ -274,10 +284,9 @@ def of_instructions(options: Options) -> Iterator[Figure]:
         for name, next_call in CALLS.items():
             answer = run_load(process.port, next_call, CONNECTIONS)
             run_load(process.port, next_call, 4 * CONNECTIONS)
-            request = next_call(answer)
-            with counted("echo", str(len(answer))) as (echo, of_its):
-                run_load(echo.port, lambda _, request=request: request, 4 * CONNECTIONS)  # type: ignore[misc]
-                of_echo = instructions(echo, lambda _, request=request: request, calls, of_its)  # type: ignore[misc]
+            with answer_file(answer) as file, counted("echo", str(file)) as (echo, of_its):
+                run_load(echo.port, next_call, 4 * CONNECTIONS)
+                of_echo = instructions(echo, next_call, calls, of_its)
             of_server = instructions(process, next_call, calls, folder)
             note = f"{of_server:,.0f} a call, echo {of_echo:,.0f}"
             yield Figure(f"instructions, {name} / echo", "valkey", of_server / of_echo, None, None, note=note)

@@ -1,5 +1,5 @@
-"""The processes that benches/service.py measures: `serve URL` is a process of the Thrift service, `echo BYTES` reads
-frames and answers each with a frame of so many bytes. Each prints its port, and ends when its stdin does.
+"""The processes that benches/service.py measures: `serve URL` is a process of the Thrift service, `echo FILE` reads
+frames and answers each with the frame in a file. Each prints its port, and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Echo(asyncio.Protocol):
         self._received = received
 
 
-async def echo(size: int) -> None:
-    answer = (size - 4).to_bytes(4, "big") + bytes(size - 4)
+async def echo(answer: bytes) -> None:
     server = await asyncio.get_running_loop().create_server(lambda: Echo(answer), "127.0.0.1", 0)
     await until_the_end(server.sockets[0].getsockname()[1])
 
@@ -62,4 +61,4 @@ async def until_the_end(port: int) -> None:
 
 if __name__ == "__main__":
     role, argument = sys.argv[1:]
-    uvloop.run(serve(argument) if role == "serve" else echo(int(argument)))
+    uvloop.run(serve(argument) if role == "serve" else echo(Path(argument).read_bytes()))

@@ -175,8 +175,8 @@ class Claim:
     def limited(self) -> int: ...
     @property
     def crashed(self) -> bool: ...
-    def part(self, first: int, count: int) -> Claim:
-        """A claim of some of its jobs: at most `count` of them, from number `first` on."""
+    def split(self, limits: list[int]) -> list[Claim]:
+        """Claims of its jobs in order, each of so many of them as long as there are some."""
 
 class BadReply(ValueError):
     """Bytes that are no reply of RESP 2."""

@@ -102,8 +102,14 @@ struct ShardAcks {
     items: Vec<AckItem>,
     /// Of each id the position of its first item.
     first: HashMap<u64, usize, RandomState>,
-    /// Of the jobs of ids that were named more than once: the first token, and the others.
-    tokens: HashMap<(u8, u64), (u64, HashSet<u64, RandomState>), RandomState>,
+    /// Of the jobs of ids that were named more than once, by priority and id.
+    tokens: HashMap<(u8, u64), Tokens, RandomState>,
+}
+
+/// The tokens that a job was named with.
+struct Tokens {
+    first: u64,
+    others: HashSet<u64, RandomState>,
 }
 
 impl Acks {
@@ -199,12 +205,14 @@ impl ShardAcks {
             }
             Entry::Occupied(first) => {
                 let first = self.items[*first.get()].target;
-                let known = if first.priority == priority { first.token } else { token };
-                let is_other_job = first.priority != priority && !self.tokens.contains_key(&(priority, id));
-                let (known, others) =
-                    self.tokens.entry((priority, id)).or_insert_with(|| (known, HashSet::default()));
-                let is_named = [token, NO_TOKEN].contains(known) || token == NO_TOKEN;
-                if !is_other_job && (is_named || !others.insert(token)) {
+                let first_token = if first.priority == priority { first.token } else { token };
+                let is_new = first.priority != priority && !self.tokens.contains_key(&(priority, id));
+                let tokens = self
+                    .tokens
+                    .entry((priority, id))
+                    .or_insert_with(|| Tokens { first: first_token, others: HashSet::default() });
+                let is_named = [token, NO_TOKEN].contains(&tokens.first) || token == NO_TOKEN;
+                if !is_new && (is_named || !tokens.others.insert(token)) {
                     return;
                 }
             }

@@ -67,22 +67,16 @@ impl Claim {
         self.taken[self.own.clone()].iter().any(|taken| taken.crashed)
     }
 
-    /// A claim of some of its jobs, at most `count` of them from number `first` on.
-    fn part(&self, py: Python<'_>, first: usize, count: usize) -> Self {
-        let start = self.own.end.min(self.own.start.saturating_add(first));
-        let own = start..self.own.end.min(start.saturating_add(count));
-        Self {
-            token: if own.is_empty() { PyBytes::new(py, b"").unbind() } else { self.token.clone_ref(py) },
-            left: self.left.clone(),
-            due_in_ms: self.due_in_ms,
-            limited: self.limited,
-            queue: self.queue.clone_ref(py),
-            shard: self.shard.clone_ref(py),
-            taken: Arc::clone(&self.taken),
-            records: self.records.clone_ref(py),
-            own,
-            jobs: OnceLock::new(),
-        }
+    /// Claims of its jobs in order, each of so many of them as long as there are some.
+    #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
+    fn split(&self, py: Python<'_>, limits: Vec<usize>) -> Vec<Self> {
+        let mut start = self.own.start;
+        let part = |limit: &usize| {
+            let own = start..self.own.end.min(start.saturating_add(*limit));
+            start = own.end;
+            self.part(py, own)
+        };
+        limits.iter().map(part).collect()
     }
 
     #[getter]
@@ -148,6 +142,22 @@ impl<'a> ClaimedJob<'a> {
 }
 
 impl Claim {
+    /// A claim of some of its jobs.
+    fn part(&self, py: Python<'_>, own: Range<usize>) -> Self {
+        Self {
+            token: if own.is_empty() { PyBytes::new(py, b"").unbind() } else { self.token.clone_ref(py) },
+            left: self.left.clone(),
+            due_in_ms: self.due_in_ms,
+            limited: self.limited,
+            queue: self.queue.clone_ref(py),
+            shard: self.shard.clone_ref(py),
+            taken: Arc::clone(&self.taken),
+            records: self.records.clone_ref(py),
+            own,
+            jobs: OnceLock::new(),
+        }
+    }
+
     /// Its jobs, in order.
     pub fn parts(&self) -> impl Iterator<Item = PyResult<ClaimedJob<'_>>> {
         let records = self.records.get().range(self.own.clone());

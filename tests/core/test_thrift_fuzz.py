@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +82,13 @@ def test_the_fuzzer_finds_nothing() -> None:
         assert merged.returncode == 0, merged.stdout[-4_000:]
         kept = fuzzer.write_corpus(FOLDER / "corpus.txt", FOLDER / "kept")
         print(f"{int(runs):,} executions, {edges} edges, {kept} inputs kept")
+
+
+def test_the_fuzzer_has_what_the_core_is_built_with() -> None:
+    """It is built by campaigns alone."""
+
+    def crates(folder: str) -> set[str]:
+        manifest = tomllib.loads((ROOT / folder / "Cargo.toml").read_text("utf-8"))
+        return set(manifest["dependencies"])
+
+    assert crates("rust") <= crates("rust/fuzz")

@@ -96,7 +96,7 @@ def start_claims(session: Session, queue_shard: QueueShard, asked: Sequence[tupl
     that goes on behind an answer that is no reply.
     """
     each: list[list[Argument]] = [
-        [_claim_descriptor(session, source), limit, b"", b"", REPLY_BYTES] for limit, source in asked
+        [_claim_descriptor(session, source), min(limit, CLAIM_JOBS), b"", b"", REPLY_BYTES] for limit, source in asked
     ]
     return start_writes(queue_shard, "claim", each)
 

@@ -15,7 +15,7 @@ from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.limits import CLAIM_LIMITS, Limit
-from pinlater.operations.claim import CLAIM_JOBS, claims_of, known_if_lost, start_claims
+from pinlater.operations.claim import claims_of, known_if_lost, start_claims
 from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
 from pinlater.operations.dequeue import jobs_of, release_surplus
 from pinlater.operations.home import where_jobs_are
@@ -63,27 +63,32 @@ class StartedDequeues:
     Dequeues of one source share a claim. Its owner sends `commands` to `server` once, then calls `take` with the
     answers, and runs `finish`; or `drop`.
 
-    asked: of each dequeue its limit, at most CLAIM_JOBS, and its source.
+    limits, sources: of the dequeues.
     """
 
     def __init__(
         self,
         session: Session,
         queue_shard: QueueShard,
-        asked: Sequence[tuple[int, str]],
+        limits: Sequence[int],
+        sources: Sequence[str],
         acks: Sequence[_core.AckCall],
         any_source: bool,
     ) -> None:
-        self._session, self._queue_shard, self._asked = session, queue_shard, asked
+        self._session, self._queue_shard, self._limits, self._sources = session, queue_shard, limits, sources
         self._ack_calls, self._batches = acks, batches_of([queue_shard], acks, any_source) if acks else []
         self._sent_s = boot_s()
-        self._shared, self._places = _share_claims(asked)
+        #: Of each source the numbers of its dequeues, which share a claim.
+        self._sharing: dict[str, list[int]] = {}
+        for number, source in enumerate(sources):
+            self._sharing.setdefault(source, []).append(number)
         self._acks: list[StartedWrite] = []
         self._claims: list[StartedWrite] = []
         try:
             for batch in self._batches:
                 self._acks.append(start_write(queue_shard, "ack", ack_arguments(batch)))
-            self._claims = start_claims(session, queue_shard, self._shared)
+            asked = [(sum([limits[number] for number in each]), source) for source, each in self._sharing.items()]
+            self._claims = start_claims(session, queue_shard, asked)
         except BaseException:
             self.drop()
             raise
@@ -124,12 +129,13 @@ class StartedDequeues:
         """Asks again where the answer was no reply. A claim that stays unknown is kept in `lost_claims`."""
         acks, claims = _unknown(self._refused), _unknown(self._found)
         flows: list[Flow[Any]] = []
+        sources = list(self._sharing)
         for number in acks:
             flow = self._acks[number].go_on(self._answers[number], deadline_s)
             flows.append(complete(flow, partial(refused_of, self._batches[number])))
         for number in claims:
             flow = self._claims[number].go_on(self._answers[len(self._acks) + number], deadline_s)
-            flows.append(known_if_lost(self._queue_shard, flow, self._sent_s, self._shared[number][1]))
+            flows.append(known_if_lost(self._queue_shard, flow, self._sent_s, sources[number]))
         results = yield from together(flows)
         for number, refused in zip(acks, results, strict=False):
             self._refused[number] = refused
@@ -146,47 +152,31 @@ class StartedDequeues:
 
     def parts(self) -> list[_core.Claim | None]:
         """Of each dequeue its part of a claim; after `finish`. None: that is not all it needs; go on with `jobs`."""
-        parts: list[_core.Claim | None] = []
-        for (number, first), (limit, _) in zip(self._places, self._asked, strict=True):
-            claim = self._found[number]
+        parts: list[_core.Claim | None] = [None] * len(self._limits)
+        for claim, numbers in zip(self._found, self._sharing.values(), strict=True):
             if not isinstance(claim, _core.Claim):
-                parts.append(None)
                 continue
-            part = claim.part(first, limit)
-            parts.append(part if part.count == limit or _is_whole(claim, part, limit) else None)
+            limits = [self._limits[number] for number in numbers]
+            is_full = claim.count == sum(limits)
+            for number, limit, part in zip(numbers, limits, claim.split(limits), strict=True):
+                if is_full or part.count == limit or _is_whole(claim, part, limit):
+                    parts[number] = part
         return parts
 
     def jobs(self, number: int, deadline_s: float) -> Flow[Dequeued]:
         """The jobs of a dequeue; after `finish`. number: of the dequeue."""
         session, queue_shard = self._session, self._queue_shard
-        (place, first), (limit, source) = self._places[number], self._asked[number]
-        claim = self._found[place]
+        limit, source = self._limits[number], self._sources[number]
+        numbers = self._sharing[source]
+        claim = self._found[list(self._sharing).index(source)]
         if not isinstance(claim, _core.Claim):
             assert claim is not None
             raise claim
-        claims = [claim.part(first, limit)]
+        claims = [claim.split([self._limits[each] for each in numbers])[numbers.index(number)]]
         if claim.count and not claims[0].count:  # those before it took all that the claim gave
             return (yield from dequeue_now(session, queue_shard.queue, limit, source, 1.0, deadline_s))
         yield from claim_more(session, queue_shard, claims, limit, source, deadline_s)
         return (yield from _dequeued(session, queue_shard.queue, claims, limit, deadline_s))
-
-
-def _share_claims(asked: Sequence[tuple[int, str]]) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
-    """Claims of at most CLAIM_JOBS jobs for dequeues: of each its limit and its source. Then of each dequeue the number
-    of its claim, and that of its first job there.
-    """
-    claims: list[tuple[int, str]] = []
-    places: list[tuple[int, int]] = []
-    numbers: dict[str, int] = {}
-    for limit, source in asked:
-        number = numbers.get(source)
-        if number is None or claims[number][0] + limit > CLAIM_JOBS:
-            number = numbers[source] = len(claims)
-            claims.append((0, source))
-        first = claims[number][0]
-        places.append((number, first))
-        claims[number] = first + limit, source
-    return claims, places
 
 
 def _unknown(found: Sequence[object]) -> list[int]:

@@ -28,11 +28,11 @@ class Capacity:
 
     def take(self, size: int) -> bool:
         """Whether there was room for a call. size: bytes of its frame."""
-        if self.under_way >= self.most or (self.under_way and self.held_bytes + size > self._most_bytes):
+        under_way, held_bytes = self.under_way, self.held_bytes + size
+        if under_way >= self.most or (held_bytes > self._most_bytes and under_way):
             self._was_short = True
             return False
-        self.under_way += 1
-        self.held_bytes += size
+        self.under_way, self.held_bytes = under_way + 1, held_bytes
         return True
 
     def give(self, size: int) -> None:

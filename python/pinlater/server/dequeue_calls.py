@@ -92,10 +92,10 @@ class DequeueCalls:
         return [next(found) if is_plain else None for is_plain in plain]
 
     async def _in_packet(self, queue_shard: QueueShard, requests: list[_core.DequeueCall]) -> list[_Found]:
-        asked = [(request.limit, request.source) for request in requests]
         acks = [request.acks for request in requests]
         riding = [each for each in acks if each is not None]
-        started = StartedDequeues(self.session, queue_shard, asked, riding, self.acks.any_source)
+        limits, sources = [request.limit for request in requests], [request.source for request in requests]
+        started = StartedDequeues(self.session, queue_shard, limits, sources, riding, self.acks.any_source)
         try:
             answers = await self.client.driver.send(started.server, started.commands)
         except BaseException:
@@ -108,14 +108,17 @@ class DequeueCalls:
                 self.start(self.release_lost(queue_shard.queue))
         outcomes = started.acks
         self.acks.count(riding, outcomes)
-        refused = iter(outcomes)
-        found: list[_Found] = []
-        for number, (each, part) in enumerate(zip(acks, started.parts(), strict=True)):
-            outcome = NONE_REFUSED if each is None else next(refused)
-            is_whole = part is not None and not isinstance(outcome, PinLaterError)
-            found.append(part if is_whole else _Rest(started, number, outcome))
+        parts = started.parts()
+        found: list[_Found] = [*parts]
+        if None in parts or outcomes.count(NONE_REFUSED) < len(outcomes):
+            refused = iter(outcomes)
+            each = [NONE_REFUSED if ack is None else next(refused) for ack in acks]
+            for number, (part, outcome) in enumerate(zip(parts, each, strict=True)):
+                if part is None or isinstance(outcome, PinLaterError):
+                    found[number] = _Rest(started, number, outcome)
         claims = [each for each in found if isinstance(each, _core.Claim)]
-        self.stats.dequeued(queue_shard.queue, sum([each.count for each in claims]), [c.first_wait_ms for c in claims])
+        count = sum([claim.count for claim in claims])
+        self.stats.dequeued(queue_shard.queue, count, [claim.first_wait_ms for claim in claims])
         return found
 
     async def release_lost(self, queue: str) -> None:

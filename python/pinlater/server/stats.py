@@ -39,6 +39,13 @@ class Timings:
         self.buckets[bisect_left(self.bounds_s, seconds)] += 1
         self.seconds += seconds
 
+    def add_all(self, each: Sequence[float]) -> None:
+        """Adds several, in seconds."""
+        buckets, bounds_s = self.buckets, self.bounds_s
+        for seconds in each:
+            buckets[bisect_left(bounds_s, seconds)] += 1
+        self.seconds += sum(each)
+
 
 def first_wait_ms(jobs: Sequence[Job]) -> int | None:
     """From the enqueue of the middle job to its claim, as `Claim.first_wait_ms`."""
@@ -71,12 +78,12 @@ class ServerStats:
         if not count:
             return
         self.counts[queue, "dequeue"] += count
-        waits = self.first_waits.get(queue)
-        for wait_ms in first_waits_ms:
-            if wait_ms is not None:
-                if waits is None:
-                    waits = self.first_waits[queue] = Timings(WAIT_BOUNDS_S)
-                waits.add(wait_ms / 1000)
+        waits_s = [wait_ms / 1000 for wait_ms in first_waits_ms if wait_ms is not None]
+        if waits_s:
+            waits = self.first_waits.get(queue)
+            if waits is None:
+                waits = self.first_waits[queue] = Timings(WAIT_BOUNDS_S)
+            waits.add_all(waits_s)
 
     def failed(self, method: str, what: str) -> None:
         """Counts a call that raised. what: the name of its code, or of another failure."""

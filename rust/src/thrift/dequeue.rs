@@ -176,7 +176,7 @@ fn write_bodies(answer: &mut Answer, jobs: &[AnsweredJob<'_>]) -> Vec<Range<usiz
     let mut descriptors = Vec::with_capacity(jobs.len());
     answer.field(MAP, 1);
     answer.map(STRING, STRING, jobs.len());
-    for group in jobs.chunk_by(|a, b| a.has_stem_of(b)) {
+    for group in jobs.chunk_by(AnsweredJob::has_stem_of) {
         let mut stem = Stem::new(group[0].queue, group[0].shard, group[0].priority);
         let mut digits = Decimal::of(group[0].id);
         let mut last = group[0].id;
