@@ -413,6 +413,20 @@ FAULTS = [
         "tests/server/test_wire.py",
     ),
     Fault(
+        "wire: a dequeue gets nothing, as those before it took all that their claim had room for",
+        f"{PACKAGE}/operations/dequeue_now.py",
+        "return not (any(claim.left) if claim.count else claim.limited)",
+        "return not claim.limited",
+        "tests/operations/test_dequeue_packets.py",
+    ),
+    Fault(
+        "wire: a packet forgets a claim whose answer was lost",
+        f"{PACKAGE}/operations/dequeue_now.py",
+        "                self._queue_shard.lost_claims.keep(claim)",
+        "                pass",
+        "tests/operations/test_dequeue_packets.py",
+    ),
+    Fault(
         "wire: jobs that were granted are not given when the last token goes",
         f"{PACKAGE}/server/dequeue_calls.py",
         "if limit in _RATE_LIMITS and not jobs:",
