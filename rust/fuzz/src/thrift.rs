@@ -121,7 +121,8 @@ impl<'py> Core<'py> {
         assert!(packed.eq(again)?, "the same jobs were packed in two ways");
         let (jobs, records) = (jobs.downcast::<PyList>()?.clone(), packed.get_item(2)?);
         assert_eq!((jobs.len(), records.len()?), (count, count));
-        for (job, record) in jobs.iter().zip(records.downcast::<PyList>()?) {
+        for (job, record) in jobs.iter().zip(records.try_iter()?) {
+            let record = record?;
             let parts = (job.getattr("attempts")?, job.getattr("priority")?, job.getattr("body")?);
             assert!(self.module.getattr("unpack_record")?.call1((record,))?.eq(parts)?, "another job");
         }
