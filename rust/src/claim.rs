@@ -1,6 +1,6 @@
 //! A claim: what one dequeue gave one worker.
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
@@ -48,10 +48,9 @@ pub struct Claim {
     pub queue: Py<PyString>,
     #[pyo3(get)]
     pub shard: Py<PyString>,
-    /// Its jobs are `own` of these; each has a record, which can be read.
-    taken: Arc<Vec<Taken>>,
+    taken: Vec<Taken>,
+    /// One a job taken; each can be read.
     records: Py<Records>,
-    own: Range<usize>,
     jobs: OnceLock<Py<PyList>>,
 }
 
@@ -59,20 +58,22 @@ pub struct Claim {
 impl Claim {
     #[getter]
     pub fn count(&self) -> usize {
-        self.own.len()
+        self.taken.len()
     }
 
     #[getter]
     fn crashed(&self) -> bool {
-        self.taken[self.own.clone()].iter().any(|taken| taken.crashed)
+        self.taken.iter().any(|taken| taken.crashed)
     }
 
     /// Claims of its jobs in order, each of so many of them as long as there are some.
+    ///
+    /// Each has records of its own: whoever keeps one keeps no job of the others.
     #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
-    fn split(&self, py: Python<'_>, limits: Vec<usize>) -> Vec<Self> {
-        let mut start = self.own.start;
+    fn split(&self, py: Python<'_>, limits: Vec<usize>) -> PyResult<Vec<Self>> {
+        let mut start = 0_usize;
         let part = |limit: &usize| {
-            let own = start..self.own.end.min(start.saturating_add(*limit));
+            let own = start..self.count().min(start.saturating_add(*limit));
             start = own.end;
             self.part(py, own)
         };
@@ -92,10 +93,7 @@ impl Claim {
     /// attempt, or if there is none.
     #[getter]
     fn first_wait_ms(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        if self.own.is_empty() {
-            return Ok(None);
-        }
-        let middle = self.own.start + self.own.len() / 2;
+        let middle = self.taken.len() / 2;
         let (Some(taken), Some(record)) = (self.taken.get(middle), self.records.get().get(middle)) else {
             return Ok(None);
         };
@@ -143,25 +141,28 @@ impl<'a> ClaimedJob<'a> {
 
 impl Claim {
     /// A claim of some of its jobs.
-    fn part(&self, py: Python<'_>, own: Range<usize>) -> Self {
-        Self {
+    fn part(&self, py: Python<'_>, own: Range<usize>) -> PyResult<Self> {
+        let records = if own.len() == self.count() {
+            self.records.clone_ref(py)
+        } else {
+            Py::new(py, self.records.get().part(own.clone()))?
+        };
+        Ok(Self {
             token: if own.is_empty() { PyBytes::new(py, b"").unbind() } else { self.token.clone_ref(py) },
             left: self.left.clone(),
             due_in_ms: self.due_in_ms,
             limited: self.limited,
             queue: self.queue.clone_ref(py),
             shard: self.shard.clone_ref(py),
-            taken: Arc::clone(&self.taken),
-            records: self.records.clone_ref(py),
-            own,
+            taken: self.taken[own].to_vec(),
+            records,
             jobs: OnceLock::new(),
-        }
+        })
     }
 
     /// Its jobs, in order.
     pub fn parts(&self) -> impl Iterator<Item = PyResult<ClaimedJob<'_>>> {
-        let records = self.records.get().range(self.own.clone());
-        self.taken[self.own.clone()].iter().zip(records).map(|(taken, record)| ClaimedJob::of(taken, record))
+        self.taken.iter().zip(self.records.get().iter()).map(|(taken, record)| ClaimedJob::of(taken, record))
     }
 
     /// The jobs share their queue, shard and token objects. Those of a dry run have `NO_TOKEN`.
@@ -303,8 +304,7 @@ fn read_claim(head: &[u8], lists: &[Bound<'_, PyAny>], names: &ClaimNames<'_, '_
         limited: head.limited,
         queue: names.queue.clone().unbind(),
         shard: names.shard.clone().unbind(),
-        own: 0..head.taken.len(),
-        taken: Arc::new(head.taken),
+        taken: head.taken,
         records,
         jobs: OnceLock::new(),
     })
@@ -361,7 +361,7 @@ fn priority_of(priority: u8) -> Result<u8, BadArgument> {
 }
 
 /// A job as the jobs block has it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Taken {
     priority: u8,
     id: u64,

@@ -92,14 +92,17 @@ impl Records {
         self.bytes.get(start..end)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.range(0..self.len())
+    /// A copy of those at these positions, which must be there.
+    pub fn part(&self, positions: Range<usize>) -> Self {
+        let start = positions.start.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let ends: Vec<usize> = self.ends[positions].iter().map(|end| end - start).collect();
+        let size = ends.last().copied().unwrap_or(0);
+        Self { bytes: self.bytes[start..start + size].to_vec(), ends }
     }
 
-    /// Those at these positions, which must be there.
-    pub fn range(&self, positions: Range<usize>) -> impl Iterator<Item = &[u8]> {
-        let mut start = positions.start.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.ends[positions].iter().map(move |end| {
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.ends.iter().map(move |end| {
             let record = &self.bytes[start..*end];
             start = *end;
             record

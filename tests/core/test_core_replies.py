@@ -171,6 +171,24 @@ def test_the_claims_of_several_answers_are_those_of_each() -> None:
     assert _core.read_claims([None], [b"1234"], "mail", "1") == (b"", [None])
 
 
+@given(claim_replies(), st.lists(st.integers(0, 5), max_size=4))
+def test_parts_of_a_claim_have_its_jobs_in_order(reply: list[Any], limits: list[int]) -> None:
+    claim: Any = outcome(_core.decode_claim, reply, "mail", "1")
+    if not isinstance(claim, _core.Claim):
+        return
+    parts, rest = claim.split(limits), claim.jobs
+    for limit, part in zip(limits, parts, strict=True):
+        assert (part.jobs, part.count) == (rest[:limit], len(rest[:limit]))
+        assert part.token == (claim.token if part.count else b"")
+        assert (part.left, part.limited, part.due_in_ms, part.shard) == (
+            claim.left,
+            claim.limited,
+            claim.due_in_ms,
+            "1",
+        )
+        rest = rest[limit:]
+
+
 # Acks
 
 acks = st.one_of(targets, st.tuples(targets, statuses, st.one_of(times_ms, st.just(0))))
