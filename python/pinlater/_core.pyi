@@ -175,8 +175,14 @@ class Claim:
     def limited(self) -> int: ...
     @property
     def crashed(self) -> bool: ...
+    @property
+    def size(self) -> int:
+        """Bytes of the records of its jobs."""
     def split(self, limits: list[int]) -> list[Claim]:
-        """Claims of its jobs in order, each of so many of them as long as there are some."""
+        """Claims of its jobs in order, each of so many of them as long as there are some.
+
+        What they say beside their jobs (`left`, `due_in_ms`, `limited`) is that of this claim.
+        """
 
 class BadReply(ValueError):
     """Bytes that are no reply of RESP 2."""
@@ -242,8 +248,6 @@ class AckBatch:
 class CommandHead:
     def __new__(cls, arguments: Iterable[bytes | str | int]) -> CommandHead: ...
     def command(self, arguments: Iterable[bytes | str | int | Records]) -> bytes: ...
-    def commands(self, each: Sequence[Iterable[bytes | str | int | Records]]) -> list[bytes]:
-        """Several commands, by the arguments of each."""
 
 @final
 class TokenBucket:

@@ -92,7 +92,7 @@ pub fn group_releases(jobs: &Bound<'_, PyAny>, most: usize) -> PyResult<Vec<AckB
 pub struct Acks {
     pub shards: ShardIndex,
     of_shards: Vec<ShardAcks>,
-    /// Items of the last shard for which there is room from its start.
+    /// How many items the first shard has room for from its start.
     room: usize,
     read: usize,
 }
@@ -113,7 +113,7 @@ struct Tokens {
 }
 
 impl Acks {
-    /// Makes room for so many items of each shard.
+    /// Makes room for so many items of the first shard, which is most often the only one.
     pub fn reserve(&mut self, count: usize) {
         self.room = count;
     }
@@ -123,7 +123,6 @@ impl Acks {
         self.read += 1;
         let shard = item.target.shard;
         if shard == self.of_shards.len() {
-            // several shards are rare: all of them together have as many
             let room = if shard == 0 { self.room } else { 0 };
             self.of_shards.push(ShardAcks::with_capacity(room));
         }

@@ -61,6 +61,12 @@ impl Claim {
         self.taken.len()
     }
 
+    /// Bytes of the records of its jobs.
+    #[getter]
+    fn size(&self) -> usize {
+        self.records.get().bytes()
+    }
+
     #[getter]
     fn crashed(&self) -> bool {
         self.taken.iter().any(|taken| taken.crashed)
@@ -68,7 +74,8 @@ impl Claim {
 
     /// Claims of its jobs in order, each of so many of them as long as there are some.
     ///
-    /// Each has records of its own: whoever keeps one keeps no job of the others.
+    /// Each has records of its own: whoever keeps one keeps no job of the others. What they say beside their jobs is that
+    /// of this claim.
     #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
     fn split(&self, py: Python<'_>, limits: Vec<usize>) -> PyResult<Vec<Self>> {
         let mut start = 0_usize;

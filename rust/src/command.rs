@@ -30,35 +30,16 @@ impl CommandHead {
 
     /// The whole command, packed: the head's arguments, then these. Of `Records` each string is an argument.
     fn command<'py>(&self, arguments: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-        Ok(PyBytes::new(arguments.py(), self.pack(&mut Vec::new(), arguments)?))
-    }
-
-    /// Several commands, by the arguments of each.
-    #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
-    fn commands<'py>(
-        &self,
-        py: Python<'py>,
-        each: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let mut packed = Vec::new();
-        each.iter().map(|arguments| Ok(PyBytes::new(py, self.pack(&mut packed, arguments)?))).collect()
-    }
-}
-
-impl CommandHead {
-    /// `packed`: where the command is made.
-    fn pack<'a>(&self, packed: &'a mut Vec<u8>, arguments: &Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
         // the count is known last: its line is put right before the rest
-        packed.clear();
-        packed.reserve(MAX_HEAD_BYTES + self.packed.len() + 1024);
+        let mut packed = Vec::with_capacity(MAX_HEAD_BYTES + self.packed.len() + 1024);
         packed.resize(MAX_HEAD_BYTES, 0);
         packed.extend_from_slice(&self.packed);
-        let count = write_arguments(packed, arguments)?;
+        let count = write_arguments(&mut packed, arguments)?;
         let mut line = Vec::with_capacity(MAX_HEAD_BYTES);
         write_head(&mut line, b'*', self.count + count);
         let start = MAX_HEAD_BYTES - line.len();
         packed[start..MAX_HEAD_BYTES].copy_from_slice(&line);
-        Ok(&packed[start..])
+        Ok(PyBytes::new(arguments.py(), &packed[start..]))
     }
 }
 

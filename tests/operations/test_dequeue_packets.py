@@ -53,7 +53,7 @@ async def carried_out(client: AsyncClient, started: StartedDequeues) -> StartedD
 async def jobs_of(client: AsyncClient, started: StartedDequeues) -> list[list[Job]]:
     """The jobs of each dequeue: of its part, or found by going on."""
     found = []
-    for number, part in enumerate(started.parts()):
+    for number, part in enumerate(started.share_out()):
         found.append(part.jobs if part is not None else (await client.run(partial(started.jobs, number)))[0])
     return found
 
@@ -80,13 +80,13 @@ async def test_dequeues_of_one_source_share_a_claim(server: Server) -> None:
         assert sorted(claim.split(":")[3] for claim in claims) == ["a", "b"]
         # less than they ask for, then nothing: nobody is told that there is more
         started = await carried_out(client, start(client, [(2, "a"), (9, "a"), (9, "a")]))
-        assert None not in started.parts()
+        assert None not in started.share_out()
         assert bodies(await jobs_of(client, started)) == [[9, 10], [11], []]
         assert bodies(await jobs_of(client, await carried_out(client, start(client, [(1, "a"), (1, "b")])))) == [[], []]
 
 
 def client_jobs(started: StartedDequeues) -> list[str]:
-    return [job.descriptor for part in started.parts() if part is not None for job in part.jobs]
+    return [job.descriptor for part in started.share_out() if part is not None for job in part.jobs]
 
 
 @on_loop
@@ -94,8 +94,9 @@ async def test_a_claim_has_at_most_500_jobs(server: Server) -> None:
     async with a_client(server.url) as client:
         await client.enqueue_many("mail", [b"%d" % at for at in range(1000)])
         started = start(client, [(300, "a"), (300, "a"), (200, "a"), (200, "a")])
+        assert len(started.commands) == 3  # 300, 500, 200
         await carried_out(client, started)
-        assert [part is None for part in started.parts()] == [False, True, True, True]
+        assert [part is None for part in started.share_out()] == [False] * 4
         found = bodies(await jobs_of(client, started))
     assert [len(each) for each in found] == [300, 300, 200, 200]
     assert len({body for each in found for body in each}) == 1000
@@ -107,10 +108,34 @@ async def test_a_claim_that_its_bytes_end_leaves_nobody_short(server: Server) ->
     async with a_client(server.url) as client:
         await client.enqueue_many("mail", [b"%d %s" % (at, bytes(200_000)) for at in range(12)])
         started = await carried_out(client, start(client, [(4, "a"), (4, "a"), (4, "a")]))
-        assert [part is None for part in started.parts()] == [False, True, True]
+        assert [part is None for part in started.share_out()] == [False, True, True]
         found = bodies(await jobs_of(client, started))
     assert [len(each) for each in found] == [4, 4, 4]
     assert sorted(body for each in found for body in each) == [*range(12)]
+
+
+@on_loop
+async def test_dequeues_of_large_jobs_do_not_share_more_than_a_reply_has_room_for(server: Server) -> None:
+    async with a_client(server.url) as client:
+        await client.enqueue_many("mail", [b"%d %s" % (at, bytes(100_000)) for at in range(20)])
+        await carried_out(client, first := start(client, [(1, "a")]))
+        assert first.share_out() != [None]
+        started = start(client, [(4, "a"), (4, "a"), (4, "a"), (1, "a")])
+        assert len(started.commands) == 2
+        await carried_out(client, started)
+        assert None not in started.share_out()
+
+
+@on_loop
+async def test_a_claim_without_tokens_gives_nothing_once_the_queue_has_a_rate(server: Server) -> None:
+    async with a_client(server.url) as client:
+        await client.enqueue_many("mail", [b"0", b"1"])
+        started = start(client, [(2, "a")])
+        async with AsyncClient(server.url) as operator:
+            await operator.configure_queue("mail", rate="1/h", burst=1)
+        await carried_out(client, started)
+        assert await jobs_of(client, started) == [[]]
+        assert (await client.count("mail")).pending == 2
 
 
 @on_loop
@@ -164,7 +189,7 @@ async def test_what_stays_unknown_is_kept_and_released_by_the_next(server: Serve
             proxy.disarm()
             queue_shard = client.session.queue_shard("mail", next(iter(client.session.shards)))
             assert queue_shard.lost_claims.pending
-            assert started.parts() == [None, None]
+            assert started.share_out() == [None, None]
             for number in range(2):
                 with pytest.raises(OutcomeUnknown):
                     await client.run(partial(started.jobs, number))

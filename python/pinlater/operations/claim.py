@@ -27,7 +27,7 @@ from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.operations.shard_quotas import PATIENCE_S, check_coverage, covered, peek_all, share_out, those_that_answer
 from pinlater.store.effects import Argument, Flow, together
-from pinlater.store.requests import CommonKeys, ScriptArguments, StartedWrite, read, start_writes, write
+from pinlater.store.requests import CommonKeys, ScriptArguments, StartedWrite, read, start_write, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A claim takes at most this many jobs: they share a lease, and a lease that runs out is ended by one call.
@@ -89,32 +89,35 @@ def claim_at(
     return (yield from _claim(queue_shard, arguments, deadline_s, source, blocking_list))
 
 
-def start_claims(session: Session, queue_shard: QueueShard, asked: Sequence[tuple[int, str]]) -> list[StartedWrite]:
-    """Claims without a wait, before their answers are there. The configuration of the queue shard is known.
+def start_claim(session: Session, queue_shard: QueueShard, limit: int, source: str) -> StartedWrite:
+    """A claim without a wait and without tokens, before its answer is there. The configuration of the queue shard is
+    known, and has no rate.
 
-    asked: of each claim its limit and its source. `claims_of` makes Claims of the answers, `known_if_lost` of the flow
-    that goes on behind an answer that is no reply.
+    `claims_of` makes Claims of answers, `known_if_lost` of the flow that goes on behind an answer that is no reply.
     """
-    each: list[list[Argument]] = [
-        [_claim_descriptor(session, source), min(limit, CLAIM_JOBS), b"", b"", REPLY_BYTES] for limit, source in asked
-    ]
-    return start_writes(queue_shard, "claim", each)
+    descriptor = _claim_descriptor(session, source)
+
+    def arguments(config: QueueConfig) -> list[Argument]:
+        # it got a rate after the claim was sent: it gives nothing
+        quotas = b"" if config.rate is None else _pack_quotas([0], config.priorities)
+        return [descriptor, min(limit, CLAIM_JOBS), quotas, b"", REPLY_BYTES]
+
+    return start_write(queue_shard, "claim", arguments)
 
 
 def claims_of(
     queue_shard: QueueShard, started: Sequence[StartedWrite], answers: list[Any]
 ) -> list[_core.Claim | ValueError | None]:
-    """The claims of the answers to start_claims. ValueError: the reply is malformed. None: it was no reply."""
+    """The claims of the answers to started claims. ValueError: the reply is malformed. None: it was no reply."""
     sequences = [each.sequence for each in started]
     highest, claims = _core.read_claims(answers, sequences, queue_shard.queue, queue_shard.shard.name)
     queue_shard.highest_id = max(queue_shard.highest_id, highest)
     for each, claim in zip(started, claims, strict=True):
         if claim is not None:
             each.drop()
-    for claim in reversed(claims):
+    for claim in claims:
         if isinstance(claim, _core.Claim):
             _keep_left(queue_shard, claim)
-            break
     return claims
 
 

@@ -15,10 +15,11 @@ from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.limits import CLAIM_LIMITS, Limit
-from pinlater.operations.claim import claims_of, known_if_lost, start_claims
+from pinlater.operations.claim import CLAIM_JOBS, claims_of, known_if_lost, start_claim
 from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
 from pinlater.operations.dequeue import jobs_of, release_surplus
 from pinlater.operations.home import where_jobs_are
+from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.leases import RefusedAcks, ack_arguments, batches_of, outcomes_of, refused_of
 from pinlater.operations.limits import rest_of
 from pinlater.operations.queue_shards import known_queue_shards
@@ -60,8 +61,8 @@ def _dequeued(
 class StartedDequeues:
     """Dequeues of one queue shard, and the acks that ride on them, as commands of one packet: the acks come first.
 
-    Dequeues of one source share a claim. Its owner sends `commands` to `server` once, then calls `take` with the
-    answers, and runs `finish`; or `drop`.
+    Dequeues of one source share a claim, as far as a reply has room for the jobs of all. Its owner sends `commands` to
+    `server` once, then calls `take` with the answers, runs `finish`, and calls `share_out`; or `drop`.
 
     limits, sources: of the dequeues.
     """
@@ -78,17 +79,16 @@ class StartedDequeues:
         self._session, self._queue_shard, self._limits, self._sources = session, queue_shard, limits, sources
         self._ack_calls, self._batches = acks, batches_of([queue_shard], acks, any_source) if acks else []
         self._sent_s = boot_s()
-        #: Of each source the numbers of its dequeues, which share a claim.
-        self._sharing: dict[str, list[int]] = {}
-        for number, source in enumerate(sources):
-            self._sharing.setdefault(source, []).append(number)
+        most = min(CLAIM_JOBS, REPLY_BYTES // max(1, queue_shard.job_bytes))
+        self._shares = _shares(limits, sources, most)
         self._acks: list[StartedWrite] = []
         self._claims: list[StartedWrite] = []
         try:
             for batch in self._batches:
                 self._acks.append(start_write(queue_shard, "ack", ack_arguments(batch)))
-            asked = [(sum([limits[number] for number in each]), source) for source, each in self._sharing.items()]
-            self._claims = start_claims(session, queue_shard, asked)
+            for source, numbers in self._shares:
+                limit = sum([limits[number] for number in numbers])
+                self._claims.append(start_claim(session, queue_shard, limit, source))
         except BaseException:
             self.drop()
             raise
@@ -96,6 +96,8 @@ class StartedDequeues:
         #: Of acks the positions of those that were refused, and what became of claims. None: the answer was no reply.
         self._refused: list[list[int] | PinLaterError | None] = []
         self._found: list[_core.Claim | PinLaterError | ValueError | None] = []
+        #: Of each dequeue the claim that it shares, its part of it, or its error.
+        self._parts: list[tuple[_core.Claim, _core.Claim] | PinLaterError | ValueError] = []
 
     @property
     def server(self) -> Server:
@@ -129,13 +131,12 @@ class StartedDequeues:
         """Asks again where the answer was no reply. A claim that stays unknown is kept in `lost_claims`."""
         acks, claims = _unknown(self._refused), _unknown(self._found)
         flows: list[Flow[Any]] = []
-        sources = list(self._sharing)
         for number in acks:
             flow = self._acks[number].go_on(self._answers[number], deadline_s)
             flows.append(complete(flow, partial(refused_of, self._batches[number])))
         for number in claims:
             flow = self._claims[number].go_on(self._answers[len(self._acks) + number], deadline_s)
-            flows.append(known_if_lost(self._queue_shard, flow, self._sent_s, sources[number]))
+            flows.append(known_if_lost(self._queue_shard, flow, self._sent_s, self._shares[number][0]))
         results = yield from together(flows)
         for number, refused in zip(acks, results, strict=False):
             self._refused[number] = refused
@@ -150,33 +151,57 @@ class StartedDequeues:
         known = [each for each in self._refused if each is not None]
         return outcomes_of(self._ack_calls, self._batches, known)
 
-    def parts(self) -> list[_core.Claim | None]:
+    @property
+    def claims(self) -> list[_core.Claim]:
+        """The claims that are known."""
+        return [claim for claim in self._found if isinstance(claim, _core.Claim)]
+
+    def share_out(self) -> list[_core.Claim | None]:
         """Of each dequeue its part of a claim; after `finish`. None: that is not all it needs; go on with `jobs`."""
-        parts: list[_core.Claim | None] = [None] * len(self._limits)
-        for claim, numbers in zip(self._found, self._sharing.values(), strict=True):
-            if not isinstance(claim, _core.Claim):
-                continue
-            limits = [self._limits[number] for number in numbers]
-            is_full = claim.count == sum(limits)
-            for number, limit, part in zip(numbers, limits, claim.split(limits), strict=True):
-                if is_full or part.count == limit or _is_whole(claim, part, limit):
-                    parts[number] = part
-        return parts
+        parts: list[Any] = [None] * len(self._limits)
+        for claim, (_, numbers) in zip(self._found, self._shares, strict=True):
+            if isinstance(claim, _core.Claim):
+                if claim.count:
+                    self._queue_shard.job_bytes = claim.size // claim.count
+                limits = [self._limits[number] for number in numbers]
+                for number, part in zip(numbers, claim.split(limits), strict=True):
+                    parts[number] = claim, part
+            else:
+                for number in numbers:
+                    parts[number] = claim
+        self._parts = parts
+        return [
+            each[1] if isinstance(each, tuple) and _is_whole(*each, limit) else None
+            for each, limit in zip(self._parts, self._limits, strict=True)
+        ]
 
     def jobs(self, number: int, deadline_s: float) -> Flow[Dequeued]:
-        """The jobs of a dequeue; after `finish`. number: of the dequeue."""
+        """The jobs of a dequeue; after `share_out`. number: of the dequeue."""
         session, queue_shard = self._session, self._queue_shard
         limit, source = self._limits[number], self._sources[number]
-        numbers = self._sharing[source]
-        claim = self._found[list(self._sharing).index(source)]
-        if not isinstance(claim, _core.Claim):
-            assert claim is not None
-            raise claim
-        claims = [claim.split([self._limits[each] for each in numbers])[numbers.index(number)]]
-        if claim.count and not claims[0].count:  # those before it took all that the claim gave
+        found = self._parts[number]
+        if not isinstance(found, tuple):
+            raise found.with_traceback(None)  # several dequeues raise it
+        claim, part = found
+        if claim.count and not part.count:  # those before it took all that the claim gave
             return (yield from dequeue_now(session, queue_shard.queue, limit, source, 1.0, deadline_s))
+        claims = [part]
         yield from claim_more(session, queue_shard, claims, limit, source, deadline_s)
         return (yield from _dequeued(session, queue_shard.queue, claims, limit, deadline_s))
+
+
+def _shares(limits: Sequence[int], sources: Sequence[str], most: int) -> list[tuple[str, list[int]]]:
+    """What shares a claim: a source, and the numbers of its dequeues. most: jobs of several dequeues together."""
+    shares: list[tuple[str, list[int]]] = []
+    last: dict[str, list[int]] = {}
+    room: dict[str, int] = {}
+    for number, (limit, source) in enumerate(zip(limits, sources, strict=True)):
+        if room.get(source, 0) < limit:
+            last[source], room[source] = [], most
+            shares.append((source, last[source]))
+        last[source].append(number)
+        room[source] -= limit
+    return shares
 
 
 def _unknown(found: Sequence[object]) -> list[int]:
@@ -184,8 +209,11 @@ def _unknown(found: Sequence[object]) -> list[int]:
 
 
 def _is_whole(claim: _core.Claim, part: _core.Claim, limit: int) -> bool:
-    """Whether a dequeue of so many jobs needs nothing but its part of a claim, which has fewer."""
-    if part.count:
+    """Whether a dequeue of so many jobs needs nothing but its part of a claim."""
+    count = part.count
+    if count == limit:
+        return True
+    if count:
         return not may_have_more([part], limit)
     return not (any(claim.left) if claim.count else claim.limited)
 

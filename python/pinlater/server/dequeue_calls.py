@@ -101,14 +101,19 @@ class DequeueCalls:
         except BaseException:
             started.drop()
             raise
-        started.take(answers)
-        if not started.is_finished:
-            await self.client.run(started.finish)
-            if queue_shard.lost_claims.pending:
-                self.start(self.release_lost(queue_shard.queue))
+        try:
+            started.take(answers)
+            if not started.is_finished:
+                await self.client.run(started.finish)
+        except Exception:
+            for claim in started.claims:
+                self.start(self.release(claim.jobs))
+            raise
+        if queue_shard.lost_claims.pending:
+            self.start(self.release_lost(queue_shard.queue))
         outcomes = started.acks
         self.acks.count(riding, outcomes)
-        parts = started.parts()
+        parts = started.share_out()
         found: list[_Found] = [*parts]
         if None in parts or outcomes.count(NONE_REFUSED) < len(outcomes):
             refused = iter(outcomes)
@@ -163,6 +168,8 @@ class _Dequeue:
             try:
                 frame = _core.claim_answer(self._call.sequence, found)
             except Exception as error:
+                if found.count:
+                    self._nobody_got(found)
                 self._call.fail(error)
             else:
                 self._call.end(frame, partial(self._nobody_got, found) if found.count else None)

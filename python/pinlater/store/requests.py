@@ -142,7 +142,8 @@ def write(
 class StartedWrite:
     """A write of a queue shard whose configuration is known, before its answer is there.
 
-    Its owner sends `command` once. Then it calls `reply`, and `go_on` if that returns nothing; or `drop`.
+    Its owner sends `command` once. Then it calls `reply`, and `go_on` if that returns nothing. Or it calls `drop`: if
+    nobody reads the answer, or if the owner has read it itself.
 
     sequence: what its reply begins with.
     """
@@ -184,26 +185,6 @@ def start_write(queue_shard: QueueShard, verb: str, arguments: ScriptArguments) 
         queue_shard.lanes.release(lane)
         raise
     return StartedWrite(queue_shard, script, arguments, lane, command)
-
-
-def start_writes(queue_shard: QueueShard, verb: str, each: Sequence[Sequence[Argument]]) -> list[StartedWrite]:
-    """Several writes by one script, as `start_write` makes them. each: the arguments of each, which do not depend on
-    the configuration.
-    """
-    stored, script, lanes = queue_shard.stored, load_scripts()[verb], queue_shard.lanes
-    assert stored is not None
-    taken = [lanes.take() for _ in each]
-    try:
-        version = [stored.version] if script.versioned else []
-        requests = [
-            [lane.field, lane.sequence, *version, *arguments] for lane, arguments in zip(taken, each, strict=True)
-        ]
-        commands = queue_shard.head(verb, stored.config.priorities).commands(requests)
-    except BaseException:
-        for lane in taken:
-            lanes.release(lane)
-        raise
-    return [StartedWrite(queue_shard, script, *one) for one in zip(each, taken, commands, strict=True)]
 
 
 class _Write:

@@ -100,6 +100,7 @@ class QueueShard:
     - stored: its configuration, as last read.
     - left: due jobs a priority, as of left_at_s.
     - highest_id: the highest id in any reply.
+    - job_bytes: of the records of the last packet's jobs, on average.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
     - lost_claims: claims whose answers were lost.
@@ -116,6 +117,7 @@ class QueueShard:
         "blocking_list",
         "channel",
         "highest_id",
+        "job_bytes",
         "lanes",
         "left",
         "left_at_s",
@@ -135,6 +137,7 @@ class QueueShard:
         self.lanes = LanePool(secrets.token_bytes(8))
         self.left: list[int] = []
         self.left_at_s = float("-inf")
+        self.job_bytes = 0
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
         self.lost_claims = LostClaims()
