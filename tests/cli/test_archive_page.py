@@ -61,6 +61,7 @@ def test_the_marks_in_code_and_in_toml_are_the_same() -> None:
     assert of_code.settings == settings_file.queues_of("", tomllib.loads(toml))["mail"].settings == marks
 
 
+@pytest.mark.thorough("pages")
 def test_the_commands_print_what_the_page_shows(
     tmp_path: Path, environment: dict[str, str], fresh_server: FreshServer, urls: tuple[str, str]
 ) -> None:

@@ -23,6 +23,7 @@ __all__ = ["environment"]  # a fixture
 PAGE = page("cli")
 
 
+@pytest.mark.thorough("pages")
 def test_the_commands_print_what_the_page_shows(tmp_path: Path, environment: dict[str, str]) -> None:
     require(BASH)
     check_runs(PAGE, tmp_path, environment)

@@ -102,6 +102,7 @@ def test_a_shard_of_the_file_may_be_dequeue_only(repository: Path, monkeypatch: 
         settings_file.servers()
 
 
+@pytest.mark.thorough("processes")
 def test_worker_processes_and_commands_know_which_shards_are_dequeue_only(
     repository: Path, environment: dict[str, str], run: Run, server: Server
 ) -> None:
@@ -160,6 +161,7 @@ def test_errors_and_the_doctor_say_where_the_choice_came_from(
         PinLater(timeout_s=0.1).send("task")
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_first_line_of_every_worker_names_the_servers(
     repository: Path, environment: dict[str, str], server: Server, processes: int

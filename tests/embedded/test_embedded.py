@@ -134,6 +134,7 @@ def test_many_processes_at_once_make_one_server(url: str, user: Callable[[str], 
     await_end(pids.pop(), tmp_path / "data")
 
 
+@pytest.mark.thorough("processes")
 def test_processes_that_come_and_go_always_find_a_server(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     # Each starts as the one before it ends, so many attach while a keeper stops its server.
     leaving = user(url)

@@ -6,7 +6,6 @@ answer that was lost is asked for again, and what stays unknown is kept for the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,13 +14,12 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Job, OutcomeUnknown, QueueConfig, _core
-from pinlater.model.errors import PinLaterError, ServerUnavailable
+from pinlater.model.errors import ServerUnavailable
 from pinlater.operations.dequeue_now import StartedDequeues, only_queue_shard
 from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
-from pinlater.store.call_batches import MAX_ITEMS, Coalescer
 from pinlater.store.effects import NoAnswer
 from tests.support.cut_proxy import Cut, CutProxy
-from tests.support.handlers_for_tests import on_loop, until
+from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server
 from tests.support.thrift_wire import IDL, arguments
 
@@ -195,80 +193,3 @@ async def test_what_stays_unknown_is_kept_and_released_by_the_next(server: Serve
                     await client.run(partial(started.jobs, number))
             assert only_queue_shard(client.session, "mail") is None  # the next claim asks for it first
             assert [int(job.body) for job in await client.dequeue("mail", 9)] == [0, 1, 2, 3]
-
-
-# what gathers them
-
-
-async def gathering(patient: bool) -> tuple[Coalescer[int], list[list[int]], asyncio.Event]:
-    """A coalescer, its flushes, and what lets a flush end."""
-    flushes: list[list[int]] = []
-    goes_on = asyncio.Event()
-
-    async def run(items: list[int]) -> list[int]:
-        flushes.append(items)
-        await goes_on.wait()
-        return items
-
-    return Coalescer(run, set(), patient=patient), flushes, goes_on
-
-
-@on_loop
-async def test_a_patient_coalescer_waits_for_the_flush_under_way() -> None:
-    coalescer, flushes, goes_on = await gathering(True)
-    futures = [coalescer.add(1, 0)]
-    await until(lambda: flushes, "a flush")
-    futures += [coalescer.add(each, 0) for each in (2, 3)]
-    goes_on.set()
-    assert await asyncio.gather(*futures) == [1, 2, 3]
-    assert flushes == [[1], [2, 3]]
-    assert coalescer.is_empty
-
-
-@on_loop
-async def test_a_flush_that_hangs_holds_nobody_up() -> None:
-    coalescer, flushes, goes_on = await gathering(True)
-    first = coalescer.add(1, 0)
-    await until(lambda: flushes, "a flush")
-    coalescer.add(2, 0)
-    await until(lambda: len(flushes) == 2, "another flush")
-    # as many as one script call takes leave at once
-    coalescer.add(3, 0, jobs=MAX_ITEMS)
-    last = coalescer.add(4, 0)
-    await until(lambda: len(flushes) == 4, "the others")
-    assert (flushes, first.done()) == ([[1], [2], [3], [4]], False)
-    goes_on.set()
-    assert await last == 4
-
-
-@on_loop
-async def test_any_other_coalescer_waits_for_no_flush() -> None:
-    coalescer, flushes, goes_on = await gathering(False)
-    coalescer.add(1, 0)
-    await until(lambda: flushes, "a flush")
-    future = coalescer.add(2, 0)
-    for _ in range(3):  # turns of the loop: no timer runs
-        await asyncio.sleep(0)
-    assert flushes == [[1], [2]]
-    goes_on.set()
-    assert await future == 2
-
-
-@on_loop
-async def test_what_waits_behind_a_flush_that_fails_leaves_all_the_same() -> None:
-    calls = []
-
-    async def run(items: list[int]) -> list[int]:
-        calls.append(items)
-        await asyncio.sleep(0)
-        if items == [1]:
-            raise PinLaterError("no")
-        return items
-
-    coalescer: Coalescer[int] = Coalescer(run, set(), patient=True)
-    first = coalescer.add(1, 0)
-    await until(lambda: calls, "a flush")
-    second = coalescer.add(2, 0)
-    with pytest.raises(PinLaterError, match="no"):
-        await first
-    assert await second == 2

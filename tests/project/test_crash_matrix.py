@@ -223,6 +223,7 @@ def test_overlaps_are_seen_within_a_process_and_between_two() -> None:
     assert overlaps([first, again, note("ended", 1, 7, 35, "other")]) == [(first, again)]  # it did not
 
 
+@pytest.mark.thorough("processes")
 def test_what_does_not_kill_a_process_leaves_it_at_work(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """The GIL held for three leases, no more memory, a child and threads left behind."""
     app_runs = runs(valkey.url, TASKS)
@@ -268,6 +269,7 @@ def test_a_process_that_stands_still_past_its_lease(valkey: Server, runs: Callab
     assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
 
 
+@pytest.mark.thorough("processes")
 def test_a_backlog_behind_long_jobs_runs_once(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """Quick jobs first, so that jobs are prefetched: of the long ones some wait for longer than two leases."""
     app_runs = runs(valkey.url, TASKS)
@@ -286,6 +288,7 @@ def test_a_backlog_behind_long_jobs_runs_once(valkey: Server, runs: Callable[...
     assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
 
 
+@pytest.mark.thorough("processes")
 def test_connections_that_end_servers_that_start_anew_and_a_network_that_is_cut(
     fresh_server: FreshServer, runs: Callable[..., AppRuns]
 ) -> None:

@@ -168,6 +168,7 @@ def kill_one_that_works(held: socket.socket) -> tuple[int, str]:
     return int(pid), job
 
 
+@pytest.mark.thorough("pages")
 def test_every_order_ends_although_a_worker_is_killed(
     server: Server, start: Start, held: socket.socket, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_slow_server_is_503_and_a_lost_answer_is_asked_for(fresh_server: Fresh
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
 
 
+@pytest.mark.thorough("pages")
 def test_its_own_tests(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ran = subprocess.run(command, cwd=SHOP, env=environment, capture_output=True, text=True, timeout=100)

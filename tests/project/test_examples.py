@@ -40,10 +40,12 @@ def test_thumbnails(run: Callable[[str], list[str]], tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/small/*.png"))) == 7
 
 
+@pytest.mark.thorough("pages")
 def test_fan_out(run: Callable[[str], list[str]]) -> None:
     assert run("fan_out") == ["9592 primes below 100000"]
 
 
+@pytest.mark.thorough("pages")
 def test_resumable_import(run: Callable[[str], list[str]]) -> None:
     killed, *rows = run("resumable_import")
     assert killed == "the worker was killed; another one starts"

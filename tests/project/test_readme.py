@@ -31,6 +31,7 @@ def test_the_five_lines_run(tmp_path: Path, environment: dict[str, str]) -> None
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.thorough("pages")
 def test_the_worker_commands_run(tmp_path: Path, environment: dict[str, str]) -> None:
     handler = next(block for block in _blocks("python") if "thumbs.py" in block)
     (tmp_path / "thumbs.py").write_text(handler)
@@ -70,6 +71,7 @@ def test_the_first_task_runs(tmp_path: Path, environment: dict[str, str]) -> Non
         assert run.wait(timeout=60) == 0
 
 
+@pytest.mark.thorough("pages")
 def test_a_project_has_a_server_of_its_own_where_the_page_says(tmp_path: Path, environment: dict[str, str]) -> None:
     pages = README + (ROOT / "docs" / "tasks.md").read_text("utf-8")
     [found] = set(re.findall(r"`(export PINLATER_URL=[^`]+)`", pages))

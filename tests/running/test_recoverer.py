@@ -102,6 +102,7 @@ def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
             wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew")
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, runs: Callable[..., AppRuns]) -> None:
     app_runs = runs(server.url, TASKS)
@@ -181,6 +182,7 @@ if __name__ == "__main__":  # the supervisor: orphans become its children, as in
 """
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: Callable[..., AppRuns]) -> None:
     app_runs = runs(server.url, ORPHANS)
@@ -211,6 +213,7 @@ def two(why: str) -> None:
 """
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_a_failure_by_crash_is_logged_and_counted_and_its_task_hears_of_it(
     server: Server, runs: Callable[..., AppRuns]
@@ -283,6 +286,7 @@ async def beside() -> None:
 """
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_jobs_of_every_worker_in_a_process_count_as_started(server: Server, runs: Callable[..., AppRuns]) -> None:
     """The lifespan runs a worker of its own. One of its jobs kills the process."""

@@ -144,6 +144,7 @@ def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, s
     assert process.communicate(timeout=30)[1].endswith("stopped: nothing was claimed\n")
 
 
+@pytest.mark.thorough("processes")
 def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
     app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
     assert app.start("--burst", "--processes", "2").wait(60) == SERVER

@@ -81,6 +81,7 @@ def test_a_reload_leaves_no_gap_and_loses_nothing(start: Start, app: PinLater, c
     assert "starting another" not in run.log
 
 
+@pytest.mark.thorough("processes")
 @one_server
 def test_code_that_does_not_load_leaves_the_old_processes(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start("--processes", "2")
@@ -97,6 +98,7 @@ def write_toml(folder: Path, text: str) -> None:
     (folder / "pinlater.toml").write_text(text)
 
 
+@pytest.mark.thorough("processes")
 @one_server
 def test_a_reload_reads_toml_again(start: Start, app: PinLater, client: Client, tmp_path: Path) -> None:
     """More processes, other limits, a queue that comes and one that goes; the jobs under way end where they are."""
@@ -149,6 +151,7 @@ def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, t
     assert run.end() == 0
 
 
+@pytest.mark.thorough("processes")
 @one_server
 def test_one_process_starts_again_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start()
@@ -321,6 +324,7 @@ def test_json_logs_have_the_job_of_every_line(start: Start, app: PinLater) -> No
     assert all("job" not in line for message, line in lines.items() if message.startswith(("working on", "stopped")))
 
 
+@pytest.mark.thorough("processes")
 @one_server
 def test_a_success_is_logged_where_it_is_asked_for(start: Start, app: PinLater, tmp_path: Path) -> None:
     for option, successes in ((), 0), (("--log-success",), 1), (("--log-success", "--max-jobs", "9"), 1):
@@ -375,6 +379,7 @@ def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, process
     assert run.end() == 0
 
 
+@pytest.mark.thorough("processes")
 @one_server
 def test_counts_outlive_processes_and_restarts_are_counted(start: Start, app: PinLater) -> None:
     run = start("--http", "127.0.0.1:0", "--processes", "2", "--max-jobs", "30")

@@ -48,6 +48,7 @@ def test_queues_in_strict_order(start: Start, app: PinLater, options: tuple[str,
     assert [text for text, _ in run.notes()] == ["b"] * 50 + ["a"] * 50
 
 
+@pytest.mark.thorough("processes")
 def test_isolated_queues_do_not_touch_each_other(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start("--queues", "a,b", "--isolate", "--concurrency", "1")
     run.logged("working on", 2)
@@ -66,6 +67,7 @@ def test_isolated_queues_do_not_touch_each_other(start: Start, app: PinLater, tm
     assert not is_alive(pid)
 
 
+@pytest.mark.thorough("processes")
 def test_what_stands_in_toml(start: Start, app: PinLater, server: Server, tmp_path: Path) -> None:
     (tmp_path / "pinlater.toml").write_text(
         f"""
@@ -110,6 +112,7 @@ def test_the_command_line_goes_before_toml(start: Start, app: PinLater, tmp_path
     assert len(run.notes()) == 1
 
 
+@pytest.mark.thorough("processes")
 def test_processes_are_replaced_after_so_many_jobs(start: Start, app: PinLater, client: Client) -> None:
     run = start("--max-jobs", "20", "--queues", "a")
     put(app, "a", *map(str, range(70)))
@@ -122,6 +125,7 @@ def test_processes_are_replaced_after_so_many_jobs(start: Start, app: PinLater, 
     assert "before it was ready" not in run.log
 
 
+@pytest.mark.thorough("processes")
 def test_a_process_with_its_jobs_done_hands_back_what_does_not_end(
     start: Start, app: PinLater, client: Client, tmp_path: Path
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_process_over_its_memory_is_replaced_when_its_jobs_ended(
     assert client.count("a") == client.count("a").__class__()
 
 
+@pytest.mark.thorough("processes")
 def test_a_process_far_over_its_memory_is_killed(start: Start, app: PinLater, tmp_path: Path) -> None:
     run, gate = start("--max-memory", "150", "--queues", "a", "--stop-timeout", "60"), tmp_path / "gate"
     run.logged("working on")
@@ -174,6 +179,7 @@ def test_a_process_whose_loop_does_not_turn_is_ended_with_its_stacks_in_the_log(
     assert run.end() == 0
 
 
+@pytest.mark.thorough("processes")
 def test_a_cap_below_what_an_empty_process_uses_is_logged_and_backed_off(start: Start) -> None:
     run = start("--max-memory", "5")
     run.logged("before its first job, its cap is 5: raise the cap")
@@ -181,6 +187,7 @@ def test_a_cap_below_what_an_empty_process_uses_is_logged_and_backed_off(start: 
     run.end()
 
 
+@pytest.mark.thorough("processes")
 def test_watch_starts_anew_when_a_file_changes(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start("--watch")
     run.logged("working on")
@@ -229,6 +236,7 @@ for _ in sys.stdin:
 """
 
 
+@pytest.mark.thorough("processes")
 def test_twenty_graceful_stops_in_a_row_under_load(
     app: PinLater, client: Client, server: Server, start: Start, tmp_path: Path
 ) -> None:

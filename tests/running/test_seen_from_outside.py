@@ -10,6 +10,8 @@ import signal
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from pinlater import Client, PinLater, QueueConfig
 from pinlater.tasks.runner import TaskStats
 from pinlater.worker.stats import counts_of, in_words
@@ -50,6 +52,7 @@ def test_a_lone_process_says_what_it_runs_until_it_stops(start: Start, app: PinL
     assert run("worker", "ls").out == "no worker process has said anything in the last minute\n"
 
 
+@pytest.mark.thorough("processes")
 def test_a_killed_process_stays_listed_beside_its_successor(start: Start, app: PinLater, run: Run) -> None:
     app.send("wait", "gate")
     supervisor = start("--processes", "2")
@@ -72,6 +75,7 @@ def test_a_handler_that_keeps_the_loop_busy_delays_no_beat(start: Start, app: Pi
     (process.folder / "gate").touch()
 
 
+@pytest.mark.thorough("processes")
 def test_ten_jobs_are_named_and_the_others_counted(start: Start, app: PinLater, run: Run) -> None:
     app.by_name("wait").enqueue_many([("gate",)] * 15)
     start("--queues", "default", "--concurrency", "15")
@@ -84,6 +88,7 @@ def queue_metrics(process: AppRun) -> list[str]:
     return [line for line in process.get("/metrics")[1].splitlines() if line.startswith("pinlater_queue_")]
 
 
+@pytest.mark.thorough("processes")
 def test_one_process_shows_the_metrics_of_a_queue(start: Start, app: PinLater, client: Client, run: Run) -> None:
     first = start("--queues", "default", "--http", "127.0.0.1:0")
     wait_until(lambda: bool(queue_metrics(first)), "its metrics", DEADLINE_S)
@@ -112,6 +117,7 @@ def test_a_supervisor_shows_how_long_the_oldest_due_job_waits(start: Start, app:
     assert float(values['pinlater_queue_oldest_due_seconds{queue="late",shard="1"}']) > 1e9
 
 
+@pytest.mark.thorough("processes")
 def test_the_last_line_of_a_process_names_the_tasks_that_crashed(start: Start, app: PinLater, client: Client) -> None:
     client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
     supervisor = start("--processes", "2", "--log-format", "json")

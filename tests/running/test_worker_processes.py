@@ -112,6 +112,7 @@ def test_stopped_past_its_lease(client: Client, workers: WorkerProcesses, record
     assert (record.count("start"), client.count("q").succeeded) == (2, 1)
 
 
+@pytest.mark.thorough("processes")
 def test_prefetched_jobs_of_a_stopped_process_do_not_run_twice(
     client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_prefetched_jobs_of_a_stopped_process_do_not_run_twice(
     assert record.count("start") == 307
 
 
+@pytest.mark.thorough("processes")
 def test_gil_held_for_three_leases(client: Client, workers: WorkerProcesses, record: Record) -> None:
     client.enqueue("q", body("gil", seconds=3 * LEASE_MS / 1000))
     client.enqueue_many("q", [body()] * 5)
@@ -158,6 +160,7 @@ def test_backlog_behind_long_jobs(client: Client, workers: WorkerProcesses, reco
     assert "went stale" not in workers.logged()
 
 
+@pytest.mark.thorough("processes")
 def test_stopped_gracefully_under_load_again_and_again(
     client: Client, workers: WorkerProcesses, record: Record
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_hung_thread_does_not_keep_the_process(client: Client, workers: Worker
     assert client.count("q").pending == 1
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("to", ["the process", "another thread"])
 def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshServer, tmp_path: Path, to: str) -> None:
     """The kernel may give a signal for the process to any of its threads."""

@@ -85,6 +85,7 @@ def test_it_runs_by_the_originals_files(start_server: StartServer, tmp_path: Pat
     assert service.end() == DONE
 
 
+@pytest.mark.thorough("processes")
 def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: StartServer, server: Server) -> None:
     with Client(server.url) as client:
         client.create_queue("mail")  # the sizes of a queue that is there at the start are shown sooner
@@ -117,6 +118,7 @@ def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: Start
     assert "Traceback" not in service.log
 
 
+@pytest.mark.thorough("processes")
 def test_a_process_that_is_killed_is_replaced_though_a_file_is_wrong_now(
     start_server: StartServer, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_call_under_way_is_answered_at_a_stop(start_server: StartServer, serve
         connect(service.port)
 
 
+@pytest.mark.thorough("processes")
 @on_valkey
 def test_a_second_signal_ends_the_wait_and_jobs_that_nobody_took_go_back(
     start_server: StartServer, client: Client, connect: Connect

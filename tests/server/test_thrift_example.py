@@ -25,7 +25,7 @@ EXAMPLE = ROOT / "examples" / "thrift_client.py"
 def port(environment: dict[str, str], tmp_path: Path) -> Iterator[int]:
     """The port of a `pinlater server` on an embedded server of its own."""
     chosen, log = free_port(), tmp_path / "log"
-    command = [sys.executable, "-m", "pinlater", "server", "--host", "127.0.0.1", "--port", str(chosen)]
+    command = [sys.executable, "-m", "pinlater", "server", "--host", "127.0.0.1", "--port", str(chosen), "--no-http"]
     with log.open("wb") as file, subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=file) as process:
         wait_until(lambda: _listens(chosen), f"a server on port {chosen}: {log.read_text()}")
         yield chosen

@@ -85,6 +85,7 @@ def test_immediate_mode_imports_it(server: Server, shop: Path) -> None:
     assert (shop / "out").read_text() == "sent"
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("options", [["--processes", "1"], ["--processes", "2"], ["--include", "shop.reports"]])
 def test_run_imports_it_with_what_toml_or_the_command_line_adds(
     server: Server, shop: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]

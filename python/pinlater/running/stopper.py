@@ -59,7 +59,7 @@ class Stopper:
         for process in self._table.processes:
             if time.monotonic() >= process.kill_s:
                 due = "stop" if self.requested or process.ending else "start"
-                log.error("worker process %d did not %s in time and is killed", process.pid, due)
+                log.error("%s %d did not %s in time and is killed", process.process_set.name, process.pid, due)
                 process.kill_s = NEVER_S
                 process.send(signal.SIGKILL)
             else:

@@ -4,6 +4,7 @@ Promises:
 - Each caller gets its own answer. If its batch is refused for wrong arguments, the batch is halved until the call that
   is wrong is alone.
 - Two calls for one job leave one after the other.
+- A receiver that raises costs the others nothing.
 - A single call leaves in the same turn, unless its coalescer is patient and a flush is under way.
 
 Risks: a cancelled call is still carried out, since the others depend on its batch.
@@ -12,12 +13,15 @@ Risks: a cancelled call is still carried out, since the others depend on its bat
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError
+
+log: Final = logging.getLogger("pinlater.store")
 
 T = TypeVar("T")
 
@@ -165,12 +169,10 @@ class Coalescer(Generic[T]):
 
     async def _carry_out_batch(self, items: list[T], receivers: list[Receiver]) -> None:
         for receiver, result in zip(receivers, await self._results(items), strict=True):
-            if receiver.done():
-                continue
-            if isinstance(result, PinLaterError):
-                receiver.set_exception(result)
-            else:
-                receiver.set_result(result)
+            try:
+                _hand(receiver, result)
+            except Exception:  # the others have results of their own
+                log.exception("a result was not taken: an unexpected error")
 
     async def _results(self, items: list[T]) -> list[Any]:
         """The result or the error of each item."""
@@ -191,6 +193,15 @@ class Coalescer(Generic[T]):
                 for position, result in zip(half, again, strict=True):
                     results[position] = result
         return results
+
+
+def _hand(receiver: Receiver, result: Any) -> None:
+    if receiver.done():
+        return
+    if isinstance(result, PinLaterError):
+        receiver.set_exception(result)
+    else:
+        receiver.set_result(result)
 
 
 def make_room(coalescers: dict[Any, Coalescer[Any]]) -> None:
