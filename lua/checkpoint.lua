@@ -1,6 +1,7 @@
--- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
+-- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again. A job without a token that
+-- shares its lease gets one of its own.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease one_source holds status suspect
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease own_lease one_source holds status suspect
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  u16 how many of the items this call came to, refused: u16 positions (from 0) of jobs among them that the caller does not hold
@@ -35,6 +36,7 @@ for i = 1, count do
       priority = priority, id = id, running = running, body = body, position = i,
       move = floor(what / 2) % 2 == 1, kind = kind, ms = ms,
       attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
+      of_source = sub(token, 1, 6) == NO_TOKEN,
     }
   else
     refused[#refused + 1] = i - 1
@@ -75,8 +77,13 @@ for _, job in ipairs(jobs) do
     wake = admit(job.priority, at <= now and { at, job.id .. DECORATED } or {}, at > now and { at, job.id } or {}) or wake
   else
     local job_flags = byte(running, 11)
-    call('HSET', KEYS[running0 + job.priority], job.id,
-      sub(running, 1, 8) .. pack('>I2B', left, job_flags % 2 == 1 and job_flags or job_flags + 1) .. sub(running, 12))
+    running = sub(running, 1, 8) .. pack('>I2B', left, job_flags % 2 == 1 and job_flags or job_flags + 1) .. sub(running, 12)
+    if job.of_source and job_flags < 4 then
+      -- several workers may share a claim, and only this one says that it lives
+      lease = own_lease(job.priority, job.id, running)
+    else
+      call('HSET', KEYS[running0 + job.priority], job.id, running)
+    end
     call('ZADD', key_leases, 'GT', expires, lease)
   end
 end

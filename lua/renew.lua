@@ -1,6 +1,6 @@
 -- renew: gives leases their full length again. A slow job can get a lease of its own.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock new_ids lease leave_lease
+-- NEEDS  base call_in_chunks lane check_queue clock new_ids lease leave_lease own_lease
 -- KEYS   meta leases lease_jobs running*
 -- ARGV   lane sequence version jobs own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the jobs) whose lease is not held any more
@@ -34,16 +34,6 @@ local function lease_of_claim(priority, id, token)
   if call('HEXISTS', key_lease_jobs, token) == 1 then return token end
   local running = running_of(priority, id, token)
   return running and byte(running, 11) >= 8 and lease_of(running, priority, id)
-end
-
--- A new lease of one job, with the claim descriptor of the lease it leaves.
-local function own_lease(priority, id, running)
-  local high, low = new_ids(1)
-  local own_token, claim, job_flags = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)
-  leave_lease(running, priority, id)
-  call('HSET', key_lease_jobs, own_token, pack('>I2BI2', 11, priority, 1) .. id .. claim)
-  call('HSET', KEYS[running0 + priority], id, sub(running, 1, 10) .. string.char(job_flags % 2 + 6) .. own_token .. (job_flags >= 8 and '' or sub(running, 12)))
-  return own_token
 end
 
 -- The lease of a job that is to have one of its own.

@@ -103,14 +103,17 @@ struct ShardAcks {
     /// Of each id the position of its first item.
     first: HashMap<u64, usize, RandomState>,
     /// Of the jobs of ids that were named more than once, by priority and id.
-    tokens: HashMap<(u8, u64), Tokens, RandomState>,
+    claims: HashMap<(u8, u64), NamedClaims, RandomState>,
 }
 
-/// The tokens that a job was named with.
-struct Tokens {
-    first: u64,
-    others: HashSet<u64, RandomState>,
+/// The claims that a job was named with.
+struct NamedClaims {
+    first: NamedClaim,
+    others: HashSet<NamedClaim, RandomState>,
 }
+
+/// The claim that an item means: by its token, or without one by the number of its source.
+type NamedClaim = (u64, usize);
 
 impl Acks {
     /// Makes room for so many items of the first shard, which is most often the only one.
@@ -188,30 +191,32 @@ impl ShardAcks {
         Self {
             items: Vec::with_capacity(count),
             first: HashMap::with_capacity_and_hasher(count, RandomState::default()),
-            tokens: HashMap::default(),
+            claims: HashMap::default(),
         }
     }
 
-    /// Adds an item, unless its job was named before. The first one wins, so those that succeeded are read first.
+    /// Adds an item, unless its claim was named before. The first one wins, so those that succeeded are read first.
     ///
-    /// A job has one claim at a time: the same id with another token is another claim of it, and Redis decides which is
-    /// current. Without a token it could be any claim, so it is the same job.
+    /// A job has one claim at a time: the same id with another token, or of another source, is another claim of it, and Redis
+    /// decides which is current. An item without a token and one with a token may mean the same claim, so they are one.
     fn add(&mut self, item: AckItem) {
-        let Target { priority, id, token, .. } = item.target;
+        let Target { priority, id, .. } = item.target;
         match self.first.entry(id) {
             Entry::Vacant(free) => {
                 free.insert(self.items.len());
             }
             Entry::Occupied(first) => {
-                let first = self.items[*first.get()].target;
-                let first_token = if first.priority == priority { first.token } else { token };
-                let is_new = first.priority != priority && !self.tokens.contains_key(&(priority, id));
-                let tokens = self
-                    .tokens
+                let first = &self.items[*first.get()];
+                let named = item.claim();
+                let first_claim = if first.target.priority == priority { first.claim() } else { named };
+                let is_new = first.target.priority != priority && !self.claims.contains_key(&(priority, id));
+                let claims = self
+                    .claims
                     .entry((priority, id))
-                    .or_insert_with(|| Tokens { first: first_token, others: HashSet::default() });
-                let is_named = [token, NO_TOKEN].contains(&tokens.first) || token == NO_TOKEN;
-                if !is_new && (is_named || !tokens.others.insert(token)) {
+                    .or_insert_with(|| NamedClaims { first: first_claim, others: HashSet::default() });
+                let has_token = |claim: NamedClaim| claim.0 != NO_TOKEN;
+                let is_named = claims.first == named || has_token(claims.first) != has_token(named);
+                if !is_new && (is_named || !claims.others.insert(named)) {
                     return;
                 }
             }

@@ -99,6 +99,11 @@ impl AckItem {
         Ok(Self { target, outcome, delay_ms, status, position, source: 0 })
     }
 
+    /// The claim that it means: its token, and the number of its source.
+    pub fn claim(&self) -> (u64, usize) {
+        (self.target.token, self.source)
+    }
+
     /// What proves the right to end the job: the token of its claim, or the number of a source, which is below any token.
     pub fn proof(&self) -> u64 {
         self.target.token.max(self.source as u64)

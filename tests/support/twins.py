@@ -103,6 +103,7 @@ class _Ack(NamedTuple):
     delay_ms: int
     status: str
     position: int
+    source: str = ""
 
 
 def new_job(
@@ -265,8 +266,8 @@ def group_ack_calls(calls: Sequence[AckCall], any_source: bool, most: int) -> li
     """As `group_ack_calls`."""
     items = [(call, *ack) for call in calls for ack in call.acks]
     acks = [
-        _Ack(*_target(item, kind), delay_ms, status, position)
-        for position, (_, kind, item, status, delay_ms) in enumerate(items)
+        _Ack(*_target(item, kind), delay_ms, status, position, "" if any_source else call.source)
+        for position, (call, kind, item, status, delay_ms) in enumerate(items)
     ]
     longest = 0 if any_source else max((len(call.source.encode()) for call in calls), default=0)
     batches = []
@@ -462,13 +463,14 @@ def _read_ack(item: Any, kind: int, position: int) -> _Ack:
 
 
 def _ack_chunks(acks: list[_Ack], most: int = MAX_BATCH) -> Iterator[list[_Ack]]:
-    seen: dict[tuple[str, str, int, int], set[bytes]] = {}
+    seen: dict[tuple[str, str, int, int], set[tuple[bytes, str]]] = {}
     shards: dict[tuple[str, str], list[_Ack]] = {}
     for ack in acks:
         shard = shards.setdefault((ack.queue, ack.shard), [])
-        tokens = seen.setdefault((ack.queue, ack.shard, ack.priority, ack.id), set())
-        if not tokens or not ({ack.token, NO_TOKEN} & tokens or ack.token == NO_TOKEN):
-            tokens.add(ack.token)
+        claims = seen.setdefault((ack.queue, ack.shard, ack.priority, ack.id), set())
+        claim = ack.token, ack.source
+        if claim not in claims and all((token == NO_TOKEN) is (ack.token == NO_TOKEN) for token, _ in claims):
+            claims.add(claim)
             shard.append(ack)
     for shard in shards.values():
         yield from _chunks(shard, most)
