@@ -441,9 +441,9 @@ def group_ack_calls(calls: Sequence[AckCall], any_source: bool, most: int) -> li
     """Batches of at most `most` jobs (1,000 at most) a queue and shard. Each job names the source of its call.
 
     positions: for each id its place among the jobs of all calls; in a call those that succeeded come first. A job that
-    is named twice is acked once: as the first call says that names it, and in one call succeeded wins. So calls with
-    common keys do not belong into one group.
-    any_source: a job ends whoever claimed it.
+    one source names twice is acked once: as its first call says, and in one call succeeded wins. A job that two sources
+    name stands there for each, and the server knows whose it is.
+    any_source: a job ends whoever claimed it, so all calls count as those of one source.
     """
 
 def read_dequeue(message: bytes, start: int) -> DequeueCall:
@@ -476,8 +476,10 @@ class DequeueCall:
     @property
     def size(self) -> int:
         """Bytes of the statuses of its acks."""
-    def is_of(self, shard: str, most: int) -> bool:
-        """Whether one claim of this shard, and one ack there, are all that it asks for. most: jobs of a claim."""
+    def is_of(self, shards: list[str], most: int) -> bool:
+        """Whether it can share a claim: it takes jobs of all shards, no more than a claim has (most), and its acks are
+        of the same queue and of these shards.
+        """
 
 def claim_answer(sequence: int, claim: Claim) -> bytes:
     """The framed answer with the jobs of a claim."""

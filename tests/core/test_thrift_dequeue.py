@@ -246,9 +246,18 @@ def test_a_job_that_is_named_twice_is_acked_once() -> None:
     job = "mail:s1:p1:5"
     [batch] = _core.group_ack_calls([acks_of([job, job], [Info(job, "late", 9)])], False, 9)
     assert (len(batch.ids), batch.fails, batch.statuses) == (1, False, b"")
-    # of several calls the first one counts, as they came in this order
-    [batch] = _core.group_ack_calls([acks_of([], [job], source="a"), acks_of([job], source="b")], False, 9)
+    # of several calls of one source the first one counts, as they came in this order
+    [batch] = _core.group_ack_calls([acks_of([], [job], source="a"), acks_of([job], source="a")], False, 9)
     assert (batch.positions, batch.fails, batch.sources) == ([0], True, b"\1a")
+
+
+def test_a_job_that_two_sources_name_stands_there_for_each() -> None:
+    job = "mail:s1:p1:5"
+    calls = [acks_of([], [job], source="a"), acks_of([job, job], source="b"), acks_of([job], source="a")]
+    [batch] = _core.group_ack_calls(calls, False, 9)
+    assert (batch.positions, batch.fails, batch.sources) == ([1, 0], True, b"\1a\1b")
+    [batch] = _core.group_ack_calls(calls, True, 9)  # whoever claimed it: the first call counts
+    assert (batch.positions, batch.fails, batch.sources) == ([0], True, b"")
 
 
 def test_the_sources_of_a_batch_fit_their_length() -> None:
@@ -330,18 +339,19 @@ def test_a_claim_has_the_wait_of_its_middle_job_if_that_was_its_first() -> None:
     assert wait_ms((1, first, b"", 2)) is None
 
 
-def test_a_dequeue_for_one_claim_and_one_ack_is_known() -> None:
-    def is_plain(*acked: str, shard: str = "1", **asked: Any) -> bool:
+def test_a_dequeue_that_can_share_a_claim_is_known() -> None:
+    def is_plain(*acked: str, shards: str = "1", **asked: Any) -> bool:
         acks = IDL.PinLaterJobAckRequest("mail", [Info(each) for each in acked]) if acked else None
         request = IDL.PinLaterDequeueRequest(**{"queueName": "mail", "limit": 5, "jobAckRequest": acks, **asked})
         call = _core.read_dequeue(arguments("dequeueJobs", request, IDL.RequestContext("web:1")), 0)
         assert call.jobs == max(len(acked), asked.get("limit", 5), 1)
-        return call.is_of(shard, 500)
+        return call.is_of([*shards], 500)
 
     assert is_plain()
     assert is_plain("mail:s1:p1:5", "mail:s1:p2:6")
     assert is_plain("mail:s1:p1:5", limit=500)
-    assert not is_plain("mail:s1:p1:5", shard="2")
+    assert not is_plain("mail:s1:p1:5", shards="2")
+    assert is_plain("mail:s1:p1:5", "mail:s2:p1:5", shards="321")
     assert not is_plain("post:s1:p1:5")
     assert not is_plain("mail:s1:p1:5", queueName="post")
     assert not is_plain("mail:s1:p1:5", "mail:s2:p1:5")

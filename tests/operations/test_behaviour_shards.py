@@ -112,10 +112,19 @@ def test_a_limit_is_never_exceeded(calls: Calls, limit: int) -> None:
         assert calls.count("q") == CountsByState(pending=left, in_progress=12 - left)
 
 
-def test_quotas_are_shared_out_evenly_and_by_priority() -> None:
-    assert [sum(quota) for quota in share_out([[100], [100], [100], [100]], 40)] == [10] * 4
+def test_large_claims_are_shared_out_evenly() -> None:
+    assert share_out([[1000], [1000], [1000], [1000]], 400) == [[100]] * 4
+    assert share_out([[1000], [10], [1000]], 410) == [[200], [10], [200]]
+
+
+def test_small_claims_are_of_few_shards_which_take_turns() -> None:
+    chosen = {tuple(sum(quota) for quota in share_out([[90], [90], [90]], 40)) for _ in range(200)}
+    assert chosen == {(40, 0, 0), (0, 40, 0), (0, 0, 40)}
+    assert {sum(quota) for quota in share_out([[5], [5], [5]], 7)} == {0, 2, 5}
+
+
+def test_quotas_are_shared_out_by_priority() -> None:
     assert share_out([[1, 9], [2, 0], []], 5) == [[1, 2], [2, 0], [0, 0]]
-    assert sorted(sum(quota) for quota in share_out([[5], [5], [5]], 2)) == [0, 1, 1]
     assert share_out([[0, 0], [0, 0]], 9) == [[0, 0], [0, 0]]
 
 

@@ -43,7 +43,7 @@ def start(client: AsyncClient, asked: Sequence[tuple[int, str]], acks: Sequence[
 
 
 async def carried_out(client: AsyncClient, started: StartedDequeues) -> StartedDequeues:
-    started.take(await client.driver.send(started.server, started.commands))
+    started.take(await client.driver.send(started.server, started.commands, float("inf")))
     await client.run(started.finish)
     return started
 
@@ -160,12 +160,25 @@ async def test_acks_go_before_the_claims_and_have_outcomes_of_their_own(server: 
 
 
 @on_loop
+@pytest.mark.parametrize("order", [("late", "holder"), ("holder", "late")], ids=["late first", "holder first"])
+async def test_a_late_ack_beside_it_costs_the_holder_nothing(server: Server, order: tuple[str, str]) -> None:
+    async with a_client(server.url) as client:
+        await client.enqueue("mail", b"0")
+        [[job]] = await jobs_of(client, await carried_out(client, start(client, [(1, "holder")])))
+        acks = [ack_of(source, [job]) for source in order]
+        started = await carried_out(client, start(client, [(1, source) for source in order], acks))
+        refused = {"holder": NONE_REFUSED, "late": RefusedAcks(1, 0)}
+        assert started.acks == [refused[source] for source in order]
+        assert (await client.count("mail")).in_progress == 0
+
+
+@on_loop
 async def test_an_answer_that_was_lost_is_asked_for_again(server: Server) -> None:
     async with a_client(server.url) as client:
         await client.enqueue_many("mail", [b"%d" % at for at in range(5)])
         (mine,) = await jobs_of(client, await carried_out(client, start(client, [(1, "a")])))
         started = start(client, [(2, "a"), (1, "b"), (1, "a")], [ack_of("a", mine)])
-        answers = await client.driver.send(started.server, started.commands)
+        answers = await client.driver.send(started.server, started.commands, float("inf"))
         started.take([LOST] * len(answers))
         assert not started.is_finished
         await client.run(started.finish)
@@ -182,7 +195,7 @@ async def test_what_stays_unknown_is_kept_and_released_by_the_next(server: Serve
             await client.enqueue_many("mail", [b"%d" % at for at in range(4)])
             proxy.arm(Cut.AFTER, count=1_000)
             started = start(client, [(2, "a"), (2, "a")])
-            started.take(await client.driver.send(started.server, started.commands))
+            started.take(await client.driver.send(started.server, started.commands, float("inf")))
             await client.run(lambda end_s: started.finish(end_s - 4.5))
             proxy.disarm()
             queue_shard = client.session.queue_shard("mail", next(iter(client.session.shards)))

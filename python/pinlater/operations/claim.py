@@ -117,7 +117,7 @@ def claims_of(
             each.drop()
     for claim in claims:
         if isinstance(claim, _core.Claim):
-            _keep_left(queue_shard, claim)
+            _remember(queue_shard, claim)
     return claims
 
 
@@ -152,18 +152,21 @@ def known_if_lost(queue_shard: QueueShard, flow: Flow[list[Any]], sent_s: float,
 
 
 def claim_of(queue_shard: QueueShard, reply: list[Any]) -> _core.Claim:
-    """The claim of a reply. The queue shard remembers what it says of the jobs that are left."""
+    """The claim of a reply."""
     claim = _core.decode_claim(reply, queue_shard.queue, queue_shard.shard.name)
     queue_shard.simple_claims = queue_shard.simple_claims + 1 if claim.count and len(reply) == _SIMPLE_REPLY else 0
-    _keep_left(queue_shard, claim)
+    _remember(queue_shard, claim)
     return claim
 
 
-def _keep_left(queue_shard: QueueShard, claim: _core.Claim) -> None:
+def _remember(queue_shard: QueueShard, claim: _core.Claim) -> None:
+    """The queue shard remembers how many jobs are left, and how large they are."""
     left = claim.left
     if left:
         queue_shard.left = left
         queue_shard.left_at_s = time.monotonic()
+    if claim.count:
+        queue_shard.job_bytes = claim.size // claim.count
 
 
 def release_lost(session: Session, queue: str, deadline_s: float) -> Flow[None]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.clocks import boot_s
@@ -19,11 +21,19 @@ from pinlater.operations.claim import CLAIM_JOBS, claims_of, known_if_lost, star
 from pinlater.operations.claim_round import claim_more, claim_round, may_have_more
 from pinlater.operations.dequeue import jobs_of, release_surplus
 from pinlater.operations.home import where_jobs_are
-from pinlater.operations.inspect import REPLY_BYTES
-from pinlater.operations.leases import RefusedAcks, ack_arguments, batches_of, outcomes_of, refused_of
+from pinlater.operations.inspect import DEQUEUE_BYTES, REPLY_BYTES
+from pinlater.operations.leases import (
+    NONE_REFUSED,
+    RefusedAcks,
+    ack_arguments,
+    ack_calls,
+    batches_of,
+    outcomes_of,
+    refused_of,
+)
 from pinlater.operations.limits import rest_of
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.operations.shard_quotas import covered
+from pinlater.operations.shard_quotas import covered, those_that_answer
 from pinlater.store.effects import Command, Flow, complete, together
 from pinlater.store.requests import StartedWrite, start_write
 from pinlater.store.servers import Server
@@ -43,6 +53,69 @@ def dequeue_now(
         return [], None
     claims = yield from claim_round(session, queue_shards, limit, False, source, deadline_s, keep=True)
     return (yield from _dequeued(session, queue, claims, limit, deadline_s))
+
+
+class FoundTogether(NamedTuple):
+    """What became of a dequeue that left with others.
+
+    - jobs: or the error of their claims. limit: what keeps other jobs from being claimed.
+    - refused: of the acks that rode on it, or their error.
+    """
+
+    jobs: list[Job] | PinLaterError
+    limit: Limit | None
+    refused: RefusedAcks | PinLaterError
+
+    @property
+    def jobs_and_limit(self) -> Dequeued | PinLaterError:
+        """As `dequeue_now` returns or raises it."""
+        return self.jobs if isinstance(self.jobs, PinLaterError) else (self.jobs, self.limit)
+
+
+def dequeue_together(
+    session: Session,
+    queue: str,
+    limits: Sequence[int],
+    sources: Sequence[str],
+    acks: Sequence[_core.AckCall | None],
+    any_source: bool,
+    deadline_s: float,
+) -> Flow[list[FoundTogether]]:
+    """Dequeues of one queue, of any number of shards, and the acks that ride on them. The acks of a shard are sent
+    before its claims. Dequeues of one source share their claims.
+
+    limits, sources, acks: of the dequeues. The acks are of the same queue.
+    """
+    riding = [each for each in acks if each is not None]
+    job_bytes = max(each.job_bytes for each in session.queue_shards(queue))
+    shares = _shares(limits, sources, min(CLAIM_JOBS, DEQUEUE_BYTES // max(1, job_bytes)))
+    flows: list[Flow[Any]] = [ack_calls(session, riding, any_source, deadline_s)] if riding else []
+    for source, numbers in shares:
+        flows.append(_dequeue_shared(session, queue, [limits[number] for number in numbers], source, deadline_s))
+    results = yield from together(flows)
+    outcomes = results.pop(0) if riding else []
+    refused = iter([outcomes] * len(riding) if isinstance(outcomes, PinLaterError) else outcomes)
+    each_refused = [NONE_REFUSED if ack is None else next(refused) for ack in acks]
+    found: list[Any] = [None] * len(limits)
+    for (_, numbers), result in zip(shares, results, strict=True):
+        for at, number in enumerate(numbers):
+            jobs, limit = (result, None) if isinstance(result, PinLaterError) else result[at]
+            found[number] = FoundTogether(jobs, limit, each_refused[number])
+    return found
+
+
+def _dequeue_shared(
+    session: Session, queue: str, limits: Sequence[int], source: str, deadline_s: float
+) -> Flow[list[Dequeued]]:
+    """Dequeues of one source, which share their claims."""
+    jobs, limit = yield from dequeue_now(session, queue, sum(limits), source, 1.0, deadline_s)
+    parts = [(jobs[end - most : end], limit) for most, end in zip(limits, accumulate(limits), strict=True)]
+    if len(limits) > 1 and sum([len(job.body) for job in jobs]) >= DEQUEUE_BYTES:
+        for number, most in enumerate(limits):
+            if not parts[number][0]:  # those before it took the bytes of a dequeue, not all jobs
+                with suppress(PinLaterError):  # the others have their jobs
+                    parts[number] = yield from dequeue_now(session, queue, most, source, 1.0, deadline_s)
+    return parts
 
 
 def _dequeued(
@@ -161,8 +234,6 @@ class StartedDequeues:
         parts: list[Any] = [None] * len(self._limits)
         for claim, (_, numbers) in zip(self._found, self._shares, strict=True):
             if isinstance(claim, _core.Claim):
-                if claim.count:
-                    self._queue_shard.job_bytes = claim.size // claim.count
                 limits = [self._limits[number] for number in numbers]
                 for number, part in zip(numbers, claim.split(limits), strict=True):
                     parts[number] = claim, part
@@ -218,12 +289,29 @@ def _is_whole(claim: _core.Claim, part: _core.Claim, limit: int) -> bool:
     return not (any(claim.left) if claim.count else claim.limited)
 
 
+def shared_shards(session: Session, queue: str) -> list[str]:
+    """The names of the shards on which dequeues of a queue can share claims. Empty: they leave alone, because the queue
+    has limits, or there is something to do first.
+    """
+    if not _is_unlimited(session, queue):
+        return []
+    if len(session.shards) > 1:
+        return [each.shard.name for each in those_that_answer(session.queue_shards(queue))]
+    queue_shard = only_queue_shard(session, queue)
+    return [] if queue_shard is None else [queue_shard.shard.name]
+
+
+def _is_unlimited(session: Session, queue: str) -> bool:
+    """Whether the queue is known, and without limits."""
+    config = session.known_config(queue)
+    return config is not None and not (config.is_limited or config.is_stopped)
+
+
 def only_queue_shard(session: Session, queue: str) -> QueueShard | None:
     """The queue shard of a queue that StartedDequeues is for: it is known, on one shard, and without limits. None: the
     queue is of another kind, or there is something to do first.
     """
-    config = session.known_config(queue)
-    if config is None or len(session.shards) != 1 or config.is_limited or config.is_stopped:
+    if len(session.shards) != 1 or not _is_unlimited(session, queue):
         return None
     [queue_shard] = session.queue_shards(queue)
     if not queue_shard.is_known or queue_shard.lost_claims.pending or queue_shard.shard.server.outage is not None:

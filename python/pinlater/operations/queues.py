@@ -225,23 +225,18 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
     A queue in an unsupported format is left out, and so is what is no name. A session logs this once for each queue
     shard, and each registry. Shards that do not answer are passed over.
     """
-    names: set[str] = set()
-    errors: list[PinLaterError] = []
-    for shard in session.shards.values():
-        try:
-            names |= yield from registered_on(session, shard, deadline_s)
-        except PinLaterError as error:
-            errors.append(error)
-    if len(errors) == len(session.shards):
+    found = yield from together([registered_on(session, shard, deadline_s) for shard in session.shards.values()])
+    errors = [each for each in found if isinstance(each, PinLaterError)]
+    if len(errors) == len(found):
         raise errors[0]
     existing = []
-    for name in sorted(names):
+    for name in sorted(set[str]().union(*(each for each in found if not isinstance(each, PinLaterError)))):
         try:
-            found = yield from load_all(session.queue_shards(name), deadline_s)
+            stored = yield from load_all(session.queue_shards(name), deadline_s)
         except FormatUnsupported as error:
             _log_once(session, f"queue {name} is left out: {error}")
             continue
-        if newest_of(found.values()) is not None:
+        if newest_of(stored.values()) is not None:
             existing.append(name)
     return existing
 

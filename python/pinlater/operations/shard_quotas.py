@@ -1,6 +1,7 @@
 """Decides how many jobs a claim takes from each shard of a queue: fairness between shards.
 
-Promises that jobs of a higher priority come first on all shards. Shards with jobs of the same priority share evenly.
+Promises that jobs of a higher priority come first on all shards. Shards with jobs of the same priority share large
+claims evenly, and take turns at random for small ones.
 Risks: a hint is up to 50 ms old, so a claim can find no job.
 """
 
@@ -20,6 +21,8 @@ from pinlater.store.shards import QueueShard
 
 #: A hint is the number of due jobs in a script's reply. The client uses a hint for this long, then it peeks again.
 HINT_S: Final = 0.05
+#: A claim is not split over shards into parts of fewer jobs: a call for so many costs little more than one for one.
+LEAST_SHARE: Final = 50
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
 #: 0.1 of 30 shards is 3, not 4: a product of floats may be above its value by this much.
@@ -79,6 +82,8 @@ def peek_all(queue_shards: list[QueueShard], deadline_s: float) -> Flow[None]:
 def share_out(left: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
     """How many jobs to claim from each queue shard and priority: priority by priority, evenly over the queue shards.
 
+    A share is LEAST_SHARE jobs or more if there are as many. Chance decides which queue shards are left out.
+
     left: due jobs by priority, for each queue shard; an empty list: no job is known there.
     """
     priorities = max((len(counts) for counts in left), default=0)
@@ -87,7 +92,7 @@ def share_out(left: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
         open_ = [i for i, counts in enumerate(left) if priority < len(counts) and counts[priority] > 0]
         random.shuffle(open_)
         while open_ and limit > 0:
-            share = max(1, limit // len(open_))
+            share = max(LEAST_SHARE, limit // len(open_))
             for i in list(open_):
                 n = min(share, left[i][priority] - quotas[i][priority], limit)
                 quotas[i][priority] += n

@@ -6,7 +6,6 @@ outcome: a wrong one fails alone.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,10 +16,9 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.operations import leases
 from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
-from pinlater.server.calls import Call
+from pinlater.server.calls import Call, Calls
 from pinlater.server.errors import ErrorCode, Refused
 from pinlater.server.settings import ServerSettings
-from pinlater.server.stats import ServerStats
 from pinlater.server.wire_values import may_exist
 from pinlater.store.call_batches import Coalescer, make_room
 
@@ -33,10 +31,8 @@ class AckCalls:
     any_source: end a job whoever claimed it.
     """
 
-    def __init__(
-        self, client: AsyncClient, settings: ServerSettings, stats: ServerStats, tasks: set[asyncio.Task[None]]
-    ) -> None:
-        self._client, self._session, self._stats, self._tasks = client, client.session, stats, tasks
+    def __init__(self, client: AsyncClient, settings: ServerSettings, calls: Calls) -> None:
+        self._client, self._session, self._stats, self._tasks = client, client.session, calls.stats, calls.tasks
         self.any_source = settings.ack_any_source
         #: By queue and shards: acks of one shard do not wait for another shard.
         self._coalescers: dict[tuple[str, ...], Coalescer[_core.AckCall]] = {}
@@ -54,7 +50,7 @@ class AckCalls:
     def check_shards(self, acks: _core.AckCall) -> None:
         """Raises Refused for a descriptor of a shard that is not there: nothing is done then."""
         for shard in acks.shards():
-            if shard not in self._session.shards:
+            if shard not in self._session.shards_of_jobs:
                 known = ", ".join(self._session.shards)
                 raise Refused(ErrorCode.UNKNOWN, f"job descriptor: expected a shard of {known}, got {shard!r}")
 

@@ -82,7 +82,8 @@ class Calls:
         #: By the type of its requests: the name of a hot method, its timings, and what takes a call and its request.
         self._hot: dict[type, tuple[str, Timings, Callable[[Call, Any], None]]] = {}
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: What is under way for calls: of this class, and of whoever carries calls out.
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def add_hot(self, request: type, method: str, start: Callable[[Call, Any], None]) -> None:
         """Makes a method hot.
@@ -92,9 +93,10 @@ class Calls:
         self._hot[request] = method, self.stats.timings_of(method), start
 
     async def close(self) -> None:
-        """Waits for all that start() began."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Waits for all calls, and for what they left behind, such as jobs that nobody got."""
+        while self.tasks or self.capacity.under_way:
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # a call may wait for this turn's flush
 
     def serve(self, frame: bytes, answer: Answer) -> bool:
         """Carries out the call in a frame. Returns whether there was room for it. Raises BadMessage.
@@ -123,10 +125,10 @@ class Calls:
         return True
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine that ends a call."""
+        """Runs a coroutine that ends a call, or does what a call left behind."""
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def error_frame(self, head: Head, error: BaseException) -> bytes:
         """The answer to a call that raised."""
@@ -174,19 +176,25 @@ class Calls:
             _core.check_message(frame, head.end)
             self.start(_run(call, method(read_arguments(head, frame))))
         elif head.method in HOT_READERS:  # its head is not strict
-            request = HOT_READERS[head.method](frame, head.end)
+            try:
+                request = HOT_READERS[head.method](frame, head.end)
+            except ValueError as error:
+                raise _as_refusal(error) from None
             self._hot[type(request)][2](call, request)
         else:
             raise UnknownMethod(f"unknown method {head.method!r:.80}")
 
     def _refuse(self, frame: bytes, answer: Answer, size: int, error: ValueError) -> None:
         """Answers a hot call whose arguments are wrong."""
-        if isinstance(error, _core.BadMessage):
-            raise error
-        head = read_head(frame)
-        missing = isinstance(error, _core.MissingField)
-        call = self._call_of(head, answer, size)
-        call.fail(error if missing else Refused(ErrorCode.UNKNOWN, str(error)))
+        refusal = _as_refusal(error)
+        if isinstance(refusal, _core.BadMessage):
+            raise refusal
+        self._call_of(read_head(frame), answer, size).fail(refusal)
+
+
+def _as_refusal(error: ValueError) -> Exception:
+    """What a hot call is answered whose arguments cannot be read."""
+    return error if isinstance(error, _core.BadMessage | _core.MissingField) else Refused(ErrorCode.UNKNOWN, str(error))
 
 
 #: What reads the arguments of a hot call.

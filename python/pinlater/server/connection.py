@@ -103,8 +103,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Carries out what is complete."""
         frames = self._frames
+        if self._ends:
+            return  # no call starts any more
         # the state of nearly every call: this is _is_free, without the time that a call of it takes
-        is_free = not (self._busy or self._is_full or self._is_held_back or self._ends)
+        is_free = not (self._busy or self._is_full or self._is_held_back)
         if is_free and not frames.kept_bytes and _core.is_frame(data, frames.limit):
             self._start(data)
             return

@@ -9,11 +9,10 @@ Risks: a Redis server that has just started does not know the script of acks yet
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import pinlater._core as _core
 from pinlater.client.async_client import AsyncClient
@@ -22,16 +21,24 @@ from pinlater.model.jobs import Job
 from pinlater.model.limits import Limit
 from pinlater.operations import leases
 from pinlater.operations.claim import CLAIM_JOBS, dry_run, release_lost
-from pinlater.operations.dequeue_now import Dequeued, StartedDequeues, dequeue_now, only_queue_shard
+from pinlater.operations.dequeue_now import (
+    Dequeued,
+    FoundTogether,
+    StartedDequeues,
+    dequeue_now,
+    dequeue_together,
+    shared_shards,
+)
 from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
 from pinlater.server.ack_calls import AckCalls
-from pinlater.server.calls import Call
+from pinlater.server.calls import Call, Calls
 from pinlater.server.errors import ErrorCode, Refused, WrongCall
-from pinlater.server.stats import ServerStats, first_wait_ms
+from pinlater.server.stats import first_wait_ms
 from pinlater.server.wire_values import may_exist
 from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import Flow, together
-from pinlater.store.shards import QueueShard
+
+T = TypeVar("T")
 
 #: Makes the flow of the acks of a dequeue, which returns how many were refused, or of its claims. None: it has none.
 MakeAcks: TypeAlias = Callable[[float], Flow[RefusedAcks]] | None
@@ -42,19 +49,12 @@ _RATE_LIMITS: Final = (Limit.RATE, Limit.PAUSE, Limit.HOME)
 
 
 class DequeueCalls:
-    """The dequeues of a process. start: runs a coroutine. tasks: holds the running tasks."""
+    """The dequeues of a process."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        acks: AckCalls,
-        stats: ServerStats,
-        start: Callable[[Coroutine[Any, Any, None]], None],
-        tasks: set[asyncio.Task[None]],
-    ) -> None:
-        self.client, self.session, self.acks, self.stats, self.start = client, client.session, acks, stats, start
-        self._tasks = tasks
-        self._coalescers: dict[str, Coalescer[_core.DequeueCall]] = {}
+    def __init__(self, client: AsyncClient, acks: AckCalls, calls: Calls) -> None:
+        self.client, self.session, self.acks = client, client.session, acks
+        self.stats, self.start, self._tasks = calls.stats, calls.start, calls.tasks
+        self._coalescers: dict[str, Coalescer[_Dequeue]] = {}
 
     def answer(self, call: Call, request: _core.DequeueCall) -> None:
         """Carries out a call of dequeueJobs."""
@@ -65,12 +65,12 @@ class DequeueCalls:
         if coalescer is None:
             self.start(dequeue.answer_alone())
         else:
-            coalescer.add(request, request.size, jobs=request.jobs, receiver=dequeue)
+            coalescer.add(dequeue, request.size, jobs=request.jobs, receiver=dequeue)
 
-    def _coalescer_of(self, queue: str) -> Coalescer[_core.DequeueCall] | None:
+    def _coalescer_of(self, queue: str) -> Coalescer[_Dequeue] | None:
         """Where dequeues of a queue wait for others. None: they leave alone."""
         coalescer = self._coalescers.get(queue)
-        if (coalescer is None and not may_exist(queue)) or only_queue_shard(self.session, queue) is None:
+        if (coalescer is None and not may_exist(queue)) or not shared_shards(self.session, queue):
             return None
         if coalescer is None:
             make_room(self._coalescers)
@@ -78,39 +78,58 @@ class DequeueCalls:
             coalescer = self._coalescers[queue] = Coalescer(together, self._tasks, patient=True, most=CLAIM_JOBS)
         return coalescer
 
-    async def _together(self, queue: str, requests: list[_core.DequeueCall]) -> list[_Found]:
-        """Carries out dequeues in one packet."""
-        queue_shard = only_queue_shard(self.session, queue)
-        if queue_shard is None:
-            return [None] * len(requests)
-        shard = queue_shard.shard.name
-        plain = [request.is_of(shard, CLAIM_JOBS) for request in requests]
-        if all(plain):
-            return await self._in_packet(queue_shard, requests)
-        joined = [request for request, is_plain in zip(requests, plain, strict=True) if is_plain]
-        found = iter(await self._in_packet(queue_shard, joined)) if joined else iter(())
-        return [next(found) if is_plain else None for is_plain in plain]
+    async def _together(self, queue: str, dequeues: list[_Dequeue]) -> list[_Found]:
+        """Carries out dequeues that arrived together. Those that cannot share a claim leave alone, at once."""
+        shards = shared_shards(self.session, queue)
+        joined = [dequeue.request for dequeue in dequeues if shards and dequeue.request.is_of(shards, CLAIM_JOBS)]
+        carry_out = self._in_packet if len(self.session.shards) == 1 else self._over_shards
+        if len(joined) == len(dequeues):
+            return await carry_out(queue, joined)
+        together = set(map(id, joined))
+        for dequeue in dequeues:
+            if id(dequeue.request) not in together:
+                self.start(dequeue.answer_alone())
+        found = iter(await carry_out(queue, joined)) if joined else iter(())
+        return [next(found) if id(dequeue.request) in together else None for dequeue in dequeues]
 
-    async def _in_packet(self, queue_shard: QueueShard, requests: list[_core.DequeueCall]) -> list[_Found]:
+    async def _over_shards(self, queue: str, requests: list[_core.DequeueCall]) -> list[_Found]:
+        """Carries out dequeues of several shards."""
+        acks = [request.acks for request in requests]
+        limits, sources = [request.limit for request in requests], [request.source for request in requests]
+        flow = partial(dequeue_together, self.session, queue, limits, sources, acks, self.acks.any_source)
+        try:
+            each = await self.client.run(flow)
+        finally:
+            self.release_lost_of(queue)
+        riding = [(ack, one.refused) for ack, one in zip(acks, each, strict=True) if ack is not None]
+        self.acks.count([ack for ack, _ in riding], [refused for _, refused in riding])
+        found = [_found_of(one) for one in each]
+        given = [jobs for jobs in found if isinstance(jobs, list) and jobs]
+        self.stats.dequeued(queue, sum(map(len, given)), map(first_wait_ms, given))
+        return found
+
+    async def _in_packet(self, queue: str, requests: list[_core.DequeueCall]) -> list[_Found]:
+        """Carries out dequeues of the only shard in one packet."""
+        [queue_shard] = self.session.queue_shards(queue)
         acks = [request.acks for request in requests]
         riding = [each for each in acks if each is not None]
         limits, sources = [request.limit for request in requests], [request.source for request in requests]
         started = StartedDequeues(self.session, queue_shard, limits, sources, riding, self.acks.any_source)
+        deadline_s = self.client.settings.deadline_s()
         try:
-            answers = await self.client.driver.send(started.server, started.commands)
+            answers = await self.client.driver.send(started.server, started.commands, deadline_s)
         except BaseException:
             started.drop()
             raise
         try:
             started.take(answers)
             if not started.is_finished:
-                await self.client.run(started.finish)
+                await self.client.driver.drive(started.finish(deadline_s))
         except Exception:
             for claim in started.claims:
                 self.start(self.release(claim.jobs))
             raise
-        if queue_shard.lost_claims.pending:
-            self.start(self.release_lost(queue_shard.queue))
+        self.release_lost_of(queue)
         outcomes = started.acks
         self.acks.count(riding, outcomes)
         parts = started.share_out()
@@ -120,11 +139,16 @@ class DequeueCalls:
             each = [NONE_REFUSED if ack is None else next(refused) for ack in acks]
             for number, (part, outcome) in enumerate(zip(parts, each, strict=True)):
                 if part is None or isinstance(outcome, PinLaterError):
-                    found[number] = _Rest(started, number, outcome)
+                    found[number] = _Rest(partial(started.jobs, number), outcome)
         claims = [each for each in found if isinstance(each, _core.Claim)]
         count = sum([claim.count for claim in claims])
-        self.stats.dequeued(queue_shard.queue, count, [claim.first_wait_ms for claim in claims])
+        self.stats.dequeued(queue, count, [claim.first_wait_ms for claim in claims])
         return found
+
+    def release_lost_of(self, queue: str) -> None:
+        """Releases the jobs of claims whose answers were lost, beside what goes on, if there are such claims."""
+        if any(each.lost_claims.pending for each in self.session.queue_shards(queue)):
+            self.start(self.release_lost(queue))
 
     async def release_lost(self, queue: str) -> None:
         """Releases the jobs of claims whose answers were lost: no client knows of them."""
@@ -138,15 +162,22 @@ class DequeueCalls:
 
 
 class _Rest(NamedTuple):
-    """A dequeue that needs more than its packet: the packet, its number there, and what became of its acks."""
+    """A dequeue that is not answered yet: the flow of its jobs, and what became of its acks."""
 
-    packet: StartedDequeues
-    number: int
+    jobs: Callable[[float], Flow[Dequeued]]
     refused: RefusedAcks | PinLaterError
 
 
-#: What a dequeue gets of a packet. None: it has to leave alone.
-_Found: TypeAlias = _core.Claim | _Rest | None
+#: What a dequeue gets that left with others: its jobs, or what is left to do. None: it left alone.
+_Found: TypeAlias = _core.Claim | list[Job] | _Rest | None
+
+
+def _found_of(one: FoundTogether) -> _Found:
+    """Its jobs, or what is left to do: an error to raise, or jobs to release."""
+    jobs = one.jobs
+    if isinstance(jobs, list) and isinstance(one.refused, RefusedAcks) and (jobs or one.limit not in _RATE_LIMITS):
+        return jobs
+    return _Rest(partial(_known, one.jobs_and_limit), one.refused)
 
 
 class _Dequeue:
@@ -173,11 +204,11 @@ class _Dequeue:
                 self._call.fail(error)
             else:
                 self._call.end(frame, partial(self._nobody_got, found) if found.count else None)
-        elif found is None:
-            self._calls.start(self.answer_alone())
-        else:
+        elif isinstance(found, list):
+            self._end(found)
+        elif found is not None:
             make_acks = None if self.request.acks is None else partial(_known, found.refused)
-            self._calls.start(self._answer(self._claim(make_acks, partial(found.packet.jobs, found.number))))
+            self._calls.start(self._answer(self._claim(make_acks, found.jobs)))
 
     def set_exception(self, error: Exception) -> None:
         """Answers with the error of a packet."""
@@ -193,15 +224,15 @@ class _Dequeue:
         await self._answer(self._shown_jobs() if self.request.dry_run else self._jobs())
 
     async def _answer(self, finding: Coroutine[Any, Any, list[Job]]) -> None:
-        calls, call = self._calls, self._call
         try:
-            jobs = await finding
-            frame = _core.dequeue_answer(call.sequence, jobs)
+            self._end(await finding)
         except Exception as error:
-            call.fail(error)
-        else:
-            held = jobs if not self.request.dry_run else []
-            call.end(frame, (lambda: calls.start(calls.release(held))) if held else None)
+            self._call.fail(error)
+
+    def _end(self, jobs: list[Job]) -> None:
+        calls, held = self._calls, jobs if not self.request.dry_run else []
+        frame = _core.dequeue_answer(self._call.sequence, jobs)
+        self._call.end(frame, (lambda: calls.start(calls.release(held))) if held else None)
 
     async def _jobs(self) -> list[Job]:
         calls, request, acks = self._calls, self.request, self._checked_acks()
@@ -235,8 +266,8 @@ class _Dequeue:
         try:
             jobs, limit = await calls.client.run(partial(self._acks_and_claims, make_acks, make_claims))
         finally:
-            if make_claims and any(each.lost_claims.pending for each in calls.session.queue_shards(queue)):
-                calls.start(calls.release_lost(queue))
+            if make_claims:
+                calls.release_lost_of(queue)
         if limit in _RATE_LIMITS and not jobs:
             calls.stats.add(queue, "dequeue_requests_rate_limited")
             raise Refused(ErrorCode.DEQUEUE_RATE_LIMITED, f"queue {queue!r}: gives no jobs now because of its {limit}")
@@ -273,11 +304,11 @@ class _Dequeue:
         return []
 
 
-def _known(refused: RefusedAcks | PinLaterError, _: float) -> Flow[RefusedAcks]:
-    """The flow of acks whose outcome is known."""
-    if isinstance(refused, PinLaterError):
-        raise refused
-    return refused
+def _known(outcome: T | PinLaterError, _: float) -> Flow[T]:
+    """The flow of what is known already."""
+    if isinstance(outcome, PinLaterError):
+        raise outcome
+    return outcome
     yield  # makes this a generator
 
 

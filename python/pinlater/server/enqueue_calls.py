@@ -9,10 +9,9 @@ Risks: of a call that is too large for one script call, a part may be enqueued w
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pinlater._core as _core
 from pinlater.client.async_client import AsyncClient
@@ -21,9 +20,8 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import enqueue
 from pinlater.operations.enqueue import MAX_BATCH, PART_BYTES, PackedJobs, start_packed
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.server.calls import Call
+from pinlater.server.calls import Call, Calls
 from pinlater.server.errors import ErrorCode, Refused
-from pinlater.server.stats import ServerStats
 from pinlater.server.wire_values import may_exist
 from pinlater.store.call_batches import Coalescer, make_room
 
@@ -32,17 +30,10 @@ _Enqueue: TypeAlias = tuple[Call, _core.EnqueueCall]
 
 
 class EnqueueCalls:
-    """The enqueues of a process. start: runs a coroutine. tasks: holds the running tasks."""
+    """The enqueues of a process."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        stats: ServerStats,
-        start: Callable[[Coroutine[Any, Any, None]], None],
-        tasks: set[asyncio.Task[None]],
-    ) -> None:
-        self._client, self._session, self._stats, self._start = client, client.session, stats, start
-        self._tasks = tasks
+    def __init__(self, client: AsyncClient, calls: Calls) -> None:
+        self._client, self._session, self._calls, self._stats = client, client.session, calls, calls.stats
         self._coalescers: dict[str, Coalescer[_Enqueue]] = {}
 
     def answer(self, call: Call, request: _core.EnqueueCall) -> None:
@@ -51,12 +42,12 @@ class EnqueueCalls:
         coalescer = self._coalescers.get(queue)
         config = self._session.known_config(queue) if coalescer is not None or may_exist(queue) else None
         if config is None or not request.fits(config.body_limit, config.priorities, MAX_BATCH, PART_BYTES):
-            self._start(self._enqueue_other(call, request))
+            self._calls.start(self._enqueue_other(call, request))
             return
         if coalescer is None:
             make_room(self._coalescers)
             coalescer = self._coalescers[queue] = Coalescer(
-                partial(self._enqueue_together, queue), self._tasks, patient=True
+                partial(self._enqueue_together, queue), self._calls.tasks, patient=True
             )
         coalescer.add((call, request), request.size, jobs=request.count, receiver=call)
 
@@ -79,13 +70,14 @@ class EnqueueCalls:
         started = start_packed(self._session, queue, pack)
         if started is None:
             return await self._client.run(partial(enqueue.enqueue_packed, self._session, queue, pack))
+        deadline_s = self._client.settings.deadline_s()
         try:
-            [answer] = await self._client.driver.send(started.server, [started.command])
+            [answer] = await self._client.driver.send(started.server, [started.command], deadline_s)
         except BaseException:
             started.drop()
             raise
         found = started.result(answer)
-        return await self._client.run(partial(started.go_on, answer)) if found is None else found
+        return await self._client.driver.drive(started.go_on(answer, deadline_s)) if found is None else found
 
     async def _enqueue_other(self, call: Call, request: _core.EnqueueCall) -> None:
         """Enqueues on a queue that is not known yet, or more than one script call takes."""

@@ -5,14 +5,15 @@ Promises the behaviour that docs/thrift.md lists. The three hot methods are in h
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.methods import MakeFlow
-from pinlater.model.errors import InvalidArgument, QueueNotFound
+from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations import admin, body_match, inspect, leases, queues, scans
 from pinlater.operations.queue_shards import known_queue_shards
@@ -30,6 +31,7 @@ from pinlater.server.wire_values import (
     existing,
     job_info,
     limit_of,
+    mark_of_scan,
     may_exist,
     new_queue_name,
     position_of,
@@ -37,9 +39,13 @@ from pinlater.server.wire_values import (
     state_of,
     time_of,
 )
+from pinlater.store.effects import Flow, together
+from pinlater.store.shards import Session
 
 T = TypeVar("T")
 
+#: A lookup asks for the jobs of so many queues at a time.
+QUEUES_AT_ONCE: Final = 100
 #: The continuation behind the last page.
 END: Final[str] = structs.CONTINUATION_END
 
@@ -75,7 +81,8 @@ class Methods:
 
     async def _create_queue(self, call: Any) -> None:
         name = new_queue_name(call.name)
-        config = replace(self._settings.queue_config, rate=self._rates.latest().get(name))
+        rates = await asyncio.to_thread(self._rates.latest)
+        config = replace(self._settings.queue_config, rate=rates.get(name))
         await self._client.run(partial(queues.create_queue, self._session, name, config))
 
     async def _delete_queue(self, call: Any) -> None:
@@ -89,23 +96,24 @@ class Methods:
 
     async def _checkpoint(self, call: Any) -> None:
         queue = call.request.queueName
-        checkpoints, source = checkpoints_of(call.request, self._session.shards), source_of(call.context)
+        checkpoints, source = checkpoints_of(call.request, self._session.shards_of_jobs), source_of(call.context)
         if not checkpoints:
             return
         make = partial(leases.checkpoint_by_source, self._session, checkpoints, source)
         nothing: list[Any] | None = None  # callers can make up queues: those are not counted
-        refused = await self._of_queue(queue, None, make, nothing)
+        try:
+            refused = await self._of_queue(queue, None, make, nothing)
+        except InvalidArgument as error:  # a body is larger than its queue allows
+            raise Refused(ErrorCode.UNKNOWN, str(error)) from None
         if refused is None:
             return
         self._stats.add(queue, "checkpoint", len(checkpoints) - len(refused))
         self._stats.add(queue, "checkpoint_noop", len(refused))
 
     async def _lookup(self, call: Any) -> dict[str, Any]:
-        with_body, found = bool(call.request.includeBody), dict[str, JobInfo]()
-        bodies = _Bodies(self._settings.max_frame)
-        for queue, named in by_queue(existing(call.request.jobDescriptors, self._session.shards)).items():
-            make = partial(inspect.lookup, self._session, named, with_body, take=bodies.take)
-            found |= await self._of_queue(queue, None, make, dict[str, JobInfo]())
+        with_body, bodies = bool(call.request.includeBody), _Bodies(self._settings.max_frame)
+        named = by_queue(existing(call.request.jobDescriptors, self._session.shards_of_jobs))
+        found = await self._client.run(partial(_lookup_of_queues, self._session, named, with_body, bodies.take))
         return {descriptor: job_info(info) for descriptor, info in found.items()}
 
     async def _count(self, call: Any) -> int:
@@ -125,7 +133,8 @@ class Methods:
     async def _scan(self, call: Any) -> Any:
         request, pattern = call.request, call.request.bodyRegexToMatch
         queue, state, priority = request.queueName, state_of(request.jobState), request.priority
-        future, limit, at = bool(request.scanFutureJobs), request.limit, position_of(request.continuation)
+        future, limit, mark = bool(request.scanFutureJobs), request.limit, mark_of_scan(request)
+        at = position_of(request.continuation, mark)
         nothing: tuple[list[JobInfo], str] = [], ""
         infos, position = nothing
         if limit > 0 and not (future and state is not State.PENDING):
@@ -134,7 +143,8 @@ class Methods:
             if pattern is not None:
                 make = partial(body_match.scan_matching, *page, pattern, limit, at)
             infos, position = await _page_of(self._of_queue(queue, priority, make, nothing))
-        return structs.PinLaterScanJobsResponse(scannedJobs=[*map(job_info, infos)], continuation=position or END)
+        continuation = mark + position if position else END
+        return structs.PinLaterScanJobsResponse(scannedJobs=[*map(job_info, infos)], continuation=continuation)
 
     async def _retry_failed(self, call: Any) -> int:
         request, limit = call.request, limit_of(call.request)
@@ -163,6 +173,30 @@ class Methods:
             return await self._client.run(make)
         except QueueNotFound:
             return nothing
+
+
+def _lookup_of_queues(
+    session: Session, named: Mapping[str, Sequence[str]], with_body: bool, take: inspect.TakeFound, deadline_s: float
+) -> Flow[dict[str, JobInfo]]:
+    """The jobs of several queues, by descriptor. named: descriptors by queue."""
+    found: dict[str, JobInfo] = {}
+    queues = [*filter(may_exist, named)]
+    for first in range(0, len(queues), QUEUES_AT_ONCE):
+        chosen = queues[first : first + QUEUES_AT_ONCE]
+        flows = [_lookup_of_queue(session, queue, named[queue], with_body, take, deadline_s) for queue in chosen]
+        for result in (yield from together(flows)):
+            if isinstance(result, PinLaterError) and not isinstance(result, QueueNotFound):
+                raise result
+            if not isinstance(result, PinLaterError):
+                found |= result
+    return found
+
+
+def _lookup_of_queue(
+    session: Session, queue: str, named: Sequence[str], with_body: bool, take: inspect.TakeFound, deadline_s: float
+) -> Flow[dict[str, JobInfo]]:
+    yield from known_queue_shards(session, queue, deadline_s)
+    return (yield from inspect.lookup(session, named, with_body, deadline_s, take=take))
 
 
 class _Bodies:

@@ -51,10 +51,9 @@ class ServerProcess:
         self.password = Password(settings.password_hash)
         self._capacity = Capacity(settings.max_requests, settings.max_buffered)
         self.calls = Calls(self.stats, self._capacity)
-        self._hot = HotCalls(client, settings, self.stats, self.calls.start)
+        self._hot = HotCalls(client, settings, self.calls)
         rates = QueueConfigFile(settings.queue_config_file)
         self.calls.methods = Methods(client, settings, self.password, self.stats, rates).by_name
-        self._hot.join(self.calls)
         self.listener = Listener(settings, self.calls.serve)
         self._capacity.on_room = self.listener.room
         self._stopped = False
@@ -75,6 +74,7 @@ class ServerProcess:
             async with asyncio.timeout(GIVE_BACK_S):
                 await self.calls.close()
                 await self._hot.close()
+                await self.calls.close()  # it may have begun releases
 
     def samples(self) -> Samples:
         """The metrics of this process."""

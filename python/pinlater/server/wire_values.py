@@ -6,6 +6,7 @@ Promises what docs/thrift.md says of odd values: which are changed, which name n
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
@@ -60,16 +61,23 @@ def limit_of(request: Any) -> int:
     return limit
 
 
-def position_of(continuation: str) -> str:
-    """The position in a scan that a continuation names. Raises Refused for one that has none."""
+def mark_of_scan(request: Any) -> str:
+    """What the continuations of a scan begin with: those of another scan begin with something else."""
+    asked = request.queueName, request.jobState, request.priority, request.scanFutureJobs, request.bodyRegexToMatch
+    return f"{zlib.crc32(repr(asked).encode()):08x}:"
+
+
+def position_of(continuation: str, mark: str) -> str:
+    """The position in a scan that a continuation names. Raises Refused for what is no continuation of this scan."""
     if continuation == structs.CONTINUATION_START:
         return ""
-    if continuation in ("", structs.CONTINUATION_END):
+    if not continuation.startswith(mark):
         raise Refused(
             ErrorCode.CONTINUATION_INVALID,
-            f'continuation: expected "{structs.CONTINUATION_START}" or that of an earlier page, got {continuation!r}',
+            f'continuation: expected "{structs.CONTINUATION_START}" or that of an earlier page of this scan, '
+            f"got {continuation!r:.80}",
         )
-    return continuation
+    return continuation.removeprefix(mark)
 
 
 def attempts_of(attempts: int) -> int:
@@ -85,7 +93,7 @@ def time_of(time_ms: int | None) -> int | None:
 def existing(descriptors: Iterable[str], shards: Collection[str]) -> list[str]:
     """Those of the descriptors that a job can have. Raises Refused for what is no descriptor.
 
-    shards: the names of the shards.
+    shards: the names of the shards that jobs may be of.
     """
     found = []
     for descriptor in descriptors:

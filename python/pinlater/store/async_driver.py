@@ -85,10 +85,10 @@ class AsyncDriver:
         finally:
             flow.close()
 
-    async def send(self, server: Server, commands: Sequence[Command]) -> list[Any]:
-        """Sends commands in one packet, outside of any flow. Returns the answers, as those of Send."""
+    async def send(self, server: Server, commands: Sequence[Command], deadline_s: float) -> list[Any]:
+        """Sends commands in one packet, outside of any flow. Arguments and answers are those of Send."""
         self._check_open()
-        return await self._send(Send(server, commands))
+        return await self._send(Send(server, commands, deadline_s))
 
     def after_fork(self) -> None:
         """In a forked child: starts without connections.

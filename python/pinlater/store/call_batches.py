@@ -79,7 +79,8 @@ class Coalescer(Generic[T]):
         self._patient = patient
         self._most = most
         self._under_way = 0
-        self._timer: asyncio.TimerHandle | None = None
+        #: The next flush, if it is due.
+        self._next: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         #: The batches of the next flush, which leave one after the other.
@@ -123,9 +124,9 @@ class Coalescer(Generic[T]):
         self._flush()
         self._bytes = size
         if self._patient and self._under_way:
-            self._timer = self._loop.call_later(PATIENCE_S, self._flush)
+            self._next = self._loop.call_later(PATIENCE_S, self._flush)
         else:
-            self._loop.call_soon(self._flush)
+            self._next = self._loop.call_soon(self._flush)
         self._start_batch()
 
     def _start_batch(self) -> None:
@@ -135,9 +136,9 @@ class Coalescer(Generic[T]):
     def _flush(self) -> None:
         if not self._count:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
         self._items, self._receivers = [], []  # or the last batch would stay in memory
         self._under_way += 1
@@ -149,7 +150,7 @@ class Coalescer(Generic[T]):
         """Fails the receivers of a task that did not end well. A done callback, as a cancelled task may never start."""
         self._tasks.discard(task)
         self._under_way -= 1
-        if self._timer is not None:
+        if self._patient:
             self._flush()
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
@@ -166,6 +167,7 @@ class Coalescer(Generic[T]):
             else:
                 for part in self._parts(items):
                     await self._carry_out_batch(items[part], receivers[part])
+            receivers.clear()  # they have their results, whatever becomes of the next batch
 
     async def _carry_out_batch(self, items: list[T], receivers: list[Receiver]) -> None:
         for receiver, result in zip(receivers, await self._results(items), strict=True):

@@ -100,7 +100,7 @@ class QueueShard:
     - stored: its configuration, as last read.
     - left: due jobs a priority, as of left_at_s.
     - highest_id: the highest id in any reply.
-    - job_bytes: of the records of the last packet's jobs, on average.
+    - job_bytes: of the records of the last claim's jobs, on average.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
     - lost_claims: claims whose answers were lost.
@@ -194,8 +194,8 @@ class Session:
         self.servers: list[Server] = []
         #: Servers that no shard uses any more. Calls under way may.
         self.former_servers: list[Server] = []
-        #: Shards that were removed, so that jobs that came from them can be ended.
-        self._removed: dict[str, Shard] = {}
+        #: The shards that jobs may be of, by name: with those that were removed, so that their jobs can be ended.
+        self.shards_of_jobs: dict[str, Shard] = {}
         #: What keeps pending jobs outside Redis (operations/backlog.py); None: nothing does.
         self.backlog: Any = None
         #: The port of this process in its claim descriptors; 0: it has none, as a client.
@@ -223,13 +223,12 @@ class Session:
         shards, before = self._shards_of(chosen), self.servers
         for name, shard in shards.items():
             shard.dequeue_only = name in chosen.dequeue_only
-        removed = {name: shard for name, shard in {**self._removed, **self.shards}.items() if name not in shards}
+        known = {**self.shards_of_jobs, **shards}
         # in this order: another thread that reads a list that was made anew must find the new shards
-        self._removed, self.shards = removed, shards
+        self.shards_of_jobs, self.shards = known, shards
         self.taking = [name for name, shard in shards.items() if not shard.dequeue_only]
         self.chosen = chosen
         self.servers = list(dict.fromkeys(shard.server for shard in shards.values()))
-        known = {**removed, **shards}
         self._queues = {key: one for key, one in list(self._queues.items()) if one.shard is known.get(key[1])}
         self._queue_shards, self._configured = {}, {}
         every = dict.fromkeys([*self.former_servers, *before])
@@ -260,7 +259,7 @@ class Session:
             if url not in servers:
                 check_url(url)
                 servers[url] = Server(url, chosen.origin)
-            known = self.shards.get(name) or self._removed.get(name)
+            known = self.shards_of_jobs.get(name)
             found[name] = known if known is not None and known.server is servers[url] else Shard(name, servers[url])
         return found
 
@@ -316,7 +315,7 @@ class Session:
         self._most = max(MAX_UNKNOWN, 2 * len(self._queues))
 
     def _shard(self, name: str) -> Shard:
-        shard = self.shards.get(name) or self._removed.get(name)
+        shard = self.shards_of_jobs.get(name)
         if shard is None:
             known = ", ".join(self.shards)
             raise InvalidArgument(f"shard: expected one of {known}, got {name!r}")

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyBytes, PyFrozenSet, PyString};
 
 use crate::ack_batch::{AckBatch, Acks};
@@ -117,8 +118,10 @@ pub fn count_acks(calls: Vec<Bound<'_, AckCall>>) -> (usize, usize) {
 
 /// Batches of at most `most` jobs a (queue, shard), as `group_acks` makes them. Each job names the source of its call.
 ///
-/// `positions`: of the jobs among those of all calls, as `AckCall` counts them: those that succeeded come first. A job that is named twice, in one call or in several, is acked once, as the first call
-/// says; in one call, succeeded wins. `any_source`: a job is ended whoever claimed it.
+/// `positions`: of the jobs among those of all calls, as `AckCall` counts them: those that succeeded come first. A job that
+/// one source names twice, in one call or in several, is acked once, as the first call says; in one call, succeeded wins.
+/// A job that two sources name stands there for each of them: Redis knows whose it is. `any_source`: a job is ended
+/// whoever claimed it, so all calls count as those of one source.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
 pub fn group_ack_calls(
@@ -131,7 +134,7 @@ pub fn group_ack_calls(
     acks.reserve(calls.iter().map(|call| call.get().items.len()).sum());
     let (mut sources, mut numbers, mut first) = (Vec::new(), HashMap::new(), 0);
     for call in calls.iter().map(Bound::get) {
-        let source = call.source.to_str(py)?;
+        let source = if any_source { "" } else { call.source.to_str(py)? };
         let number = *numbers.entry(source).or_insert_with(|| {
             sources.push(source);
             sources.len() - 1
@@ -162,9 +165,10 @@ impl AckCall {
         })
     }
 
-    /// Whether it has jobs that can be acked, all of this queue, and its descriptors name this shard alone.
-    pub fn is_of(&self, py: Python<'_>, queue: &str, shard: &str) -> PyResult<bool> {
-        Ok(!self.items.is_empty() && self.shards == [shard] && self.queue.to_str(py)? == queue)
+    /// Whether it has jobs that can be acked, all of this queue, and its descriptors name these shards alone.
+    pub fn is_of(&self, py: Python<'_>, queue: &str, shards: &[PyBackedStr]) -> PyResult<bool> {
+        let names_these = self.shards.iter().all(|name| shards.iter().any(|shard| **shard == **name));
+        Ok(!self.items.is_empty() && names_these && self.queue.to_str(py)? == queue)
     }
 
     /// Adds its items. `first`: the position of the first one. `source`: its number.

@@ -2,6 +2,7 @@
 use std::ops::Range;
 
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::claim::Claim;
@@ -59,13 +60,15 @@ pub fn read_dequeue(message: &Bound<'_, PyBytes>, start: usize) -> PyResult<Dequ
 
 #[pymethods]
 impl DequeueCall {
-    /// Whether one claim of this shard, and one ack there, are all that it asks for. `most`: jobs of a claim.
-    fn is_of(&self, py: Python<'_>, shard: &str, most: i32) -> PyResult<bool> {
+    /// Whether it can share a claim: it takes jobs of all shards, no more than a claim has (`most`), and its acks are of the
+    /// same queue and of these shards.
+    #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands a list over by value")]
+    fn is_of(&self, py: Python<'_>, shards: Vec<PyBackedStr>, most: i32) -> PyResult<bool> {
         let is_plain = (1..=most).contains(&self.limit) && self.coverage >= 1.0 && !self.dry_run;
         if !is_plain {
             return Ok(false);
         }
-        self.acks.as_ref().map_or(Ok(true), |acks| acks.get().is_of(py, self.queue.to_str(py)?, shard))
+        self.acks.as_ref().map_or(Ok(true), |acks| acks.get().is_of(py, self.queue.to_str(py)?, &shards))
     }
 
     /// How many jobs it names, at least 1: the more of those that it asks for and those that it acks.
