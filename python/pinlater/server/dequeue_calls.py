@@ -29,9 +29,11 @@ from pinlater.operations.dequeue_now import (
     dequeue_together,
     shared_shards,
 )
+from pinlater.operations.inspect import DEQUEUE_BYTES
 from pinlater.operations.leases import NONE_REFUSED, RefusedAcks
 from pinlater.server.ack_calls import AckCalls
-from pinlater.server.calls import Call, Calls
+from pinlater.server.answer_room import AnswerRoom
+from pinlater.server.calls import Call, Calls, Lost
 from pinlater.server.errors import ErrorCode, Refused, WrongCall
 from pinlater.server.stats import first_wait_ms
 from pinlater.server.wire_values import may_exist
@@ -51,15 +53,26 @@ _RATE_LIMITS: Final = (Limit.RATE, Limit.PAUSE, Limit.HOME)
 class DequeueCalls:
     """The dequeues of a process."""
 
-    def __init__(self, client: AsyncClient, acks: AckCalls, calls: Calls) -> None:
-        self.client, self.session, self.acks = client, client.session, acks
+    def __init__(self, client: AsyncClient, acks: AckCalls, calls: Calls, room: AnswerRoom) -> None:
+        self.client, self.session, self.acks, self.room = client, client.session, acks, room
         self.stats, self.start, self._tasks = calls.stats, calls.start, calls.tasks
         self._coalescers: dict[str, Coalescer[_Dequeue]] = {}
 
     def answer(self, call: Call, request: _core.DequeueCall) -> None:
         """Carries out a call of dequeueJobs."""
-        dequeue = _Dequeue(self, call, request)
-        coalescer = self._coalescers.get(dequeue.queue)
+        size = self._most_bytes(request)
+        self.room.take(size, partial(self._start, _Dequeue(self, call, request, size)))
+
+    def _most_bytes(self, request: _core.DequeueCall) -> int:
+        """How many bytes of bodies its answer may have, as far as is known."""
+        queue, limit = request.queue, request.limit
+        if limit <= 0 or not (queue in self._coalescers or may_exist(queue)):
+            return 0
+        job_bytes = max([each.job_bytes for each in self.session.queue_shards(queue)])
+        return min(limit * job_bytes, DEQUEUE_BYTES) if job_bytes else DEQUEUE_BYTES
+
+    def _start(self, dequeue: _Dequeue) -> None:
+        request, coalescer = dequeue.request, self._coalescers.get(dequeue.queue)
         if coalescer is None or coalescer.is_empty:  # else the first one in it has looked at the queue just now
             coalescer = self._coalescer_of(dequeue.queue)
         if coalescer is None:
@@ -183,10 +196,11 @@ def _found_of(one: FoundTogether) -> _Found:
 class _Dequeue:
     """One call of dequeueJobs. If it leaves in a packet, it receives its part of the answers."""
 
-    __slots__ = ("_call", "_calls", "queue", "request")
+    __slots__ = ("_call", "_calls", "_size", "queue", "request")
 
-    def __init__(self, calls: DequeueCalls, call: Call, request: _core.DequeueCall) -> None:
+    def __init__(self, calls: DequeueCalls, call: Call, request: _core.DequeueCall, size: int) -> None:
         self._calls, self._call, self.request, self.queue = calls, call, request, request.queue
+        self._size = size
 
     # of store.call_batches.Receiver
 
@@ -201,17 +215,25 @@ class _Dequeue:
             except Exception as error:
                 if found.count:
                     self._nobody_got(found)
-                self._call.fail(error)
+                self._fail(error)
             else:
-                self._call.end(frame, partial(self._nobody_got, found) if found.count else None)
+                self._end(frame, partial(self._nobody_got, found) if found.count else None)
         elif isinstance(found, list):
-            self._end(found)
+            self._give(found)
         elif found is not None:
             make_acks = None if self.request.acks is None else partial(_known, found.refused)
             self._calls.start(self._answer(self._claim(make_acks, found.jobs)))
 
     def set_exception(self, error: Exception) -> None:
         """Answers with the error of a packet."""
+        self._fail(error)
+
+    def _end(self, frame: bytes, lost: Lost | None) -> None:
+        self._calls.room.give(self._size)
+        self._call.end(frame, lost)
+
+    def _fail(self, error: Exception) -> None:
+        self._calls.room.give(self._size)
         self._call.fail(error)
 
     def _nobody_got(self, claim: _core.Claim) -> None:
@@ -225,14 +247,17 @@ class _Dequeue:
 
     async def _answer(self, finding: Coroutine[Any, Any, list[Job]]) -> None:
         try:
-            self._end(await finding)
+            jobs = await finding
         except Exception as error:
-            self._call.fail(error)
+            self._fail(error)
+        else:
+            self._give(jobs)
 
-    def _end(self, jobs: list[Job]) -> None:
+    def _give(self, jobs: list[Job]) -> None:
+        """Answers with these jobs."""
         calls, held = self._calls, jobs if not self.request.dry_run else []
         frame = _core.dequeue_answer(self._call.sequence, jobs)
-        self._call.end(frame, (lambda: calls.start(calls.release(held))) if held else None)
+        self._end(frame, (lambda: calls.start(calls.release(held))) if held else None)
 
     async def _jobs(self) -> list[Job]:
         calls, request, acks = self._calls, self.request, self._checked_acks()

@@ -14,6 +14,7 @@ from pinlater.model.errors import PinLaterError
 from pinlater.operations import limits
 from pinlater.server import ack_calls
 from pinlater.server.ack_calls import AckCalls
+from pinlater.server.answer_room import AnswerRoom
 from pinlater.server.calls import Calls
 from pinlater.server.dequeue_calls import DequeueCalls
 from pinlater.server.enqueue_calls import EnqueueCalls
@@ -23,11 +24,11 @@ from pinlater.server.settings import ServerSettings
 class HotCalls:
     """Makes the three methods the hot ones of `calls`."""
 
-    def __init__(self, client: AsyncClient, settings: ServerSettings, calls: Calls) -> None:
+    def __init__(self, client: AsyncClient, settings: ServerSettings, calls: Calls, room: AnswerRoom) -> None:
         self._client, self._calls = client, calls
         enqueues = EnqueueCalls(client, calls)
         acks = AckCalls(client, settings, calls)
-        self._dequeues = DequeueCalls(client, acks, calls)
+        self._dequeues = DequeueCalls(client, acks, calls, room)
         calls.add_hot(_core.EnqueueCall, "enqueueJobs", enqueues.answer)
         calls.add_hot(_core.DequeueCall, "dequeueJobs", self._dequeues.answer)
         calls.add_hot(_core.AckCall, ack_calls.METHOD, lambda call, request: calls.start(acks.answer(call, request)))

@@ -16,7 +16,9 @@ from pinlater.client.methods import MakeFlow
 from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations import admin, body_match, inspect, leases, queues, scans
+from pinlater.operations.inspect import DEQUEUE_BYTES
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.server.answer_room import AnswerRoom
 from pinlater.server.errors import ErrorCode, Refused
 from pinlater.server.interface import structs
 from pinlater.server.passwords import Password
@@ -55,6 +57,7 @@ class Methods:
 
     password: of deleteQueue.
     rates: of queues that createQueue makes.
+    room: for bodies.
     """
 
     def __init__(
@@ -64,9 +67,10 @@ class Methods:
         password: Password,
         stats: ServerStats,
         rates: QueueConfigFile,
+        room: AnswerRoom,
     ) -> None:
         self._client, self._session = client, client.session
-        self._settings, self._password, self._stats, self._rates = settings, password, stats, rates
+        self._settings, self._password, self._stats, self._rates, self._room = settings, password, stats, rates, room
         self.by_name: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "createQueue": self._create_queue,
             "deleteQueue": self._delete_queue,
@@ -113,8 +117,9 @@ class Methods:
     async def _lookup(self, call: Any) -> dict[str, Any]:
         with_body, bodies = bool(call.request.includeBody), _Bodies(self._settings.max_frame)
         named = by_queue(existing(call.request.jobDescriptors, self._session.shards_of_jobs))
-        found = await self._client.run(partial(_lookup_of_queues, self._session, named, with_body, bodies.take))
-        return {descriptor: job_info(info) for descriptor, info in found.items()}
+        async with self._room.taken(self._settings.max_frame if with_body else 0):
+            found = await self._client.run(partial(_lookup_of_queues, self._session, named, with_body, bodies.take))
+            return {descriptor: job_info(info) for descriptor, info in found.items()}
 
     async def _count(self, call: Any) -> int:
         request, pattern = call.request, call.request.bodyRegexToMatch
@@ -124,7 +129,8 @@ class Methods:
             return 0
         if pattern is not None:
             make = partial(body_match.count_matching, self._session, queue, state, priority, future, pattern)
-            return min(await self._of_queue(queue, priority, make, 0), MAX_I32)
+            async with self._room.taken(DEQUEUE_BYTES):
+                return min(await self._of_queue(queue, priority, make, 0), MAX_I32)
         counts = await self._of_queue(
             queue, priority, partial(inspect.count, self._session, queue, priority), CountsByState()
         )
@@ -142,7 +148,8 @@ class Methods:
             make = partial(scans.scan_merged, *page, limit, at)
             if pattern is not None:
                 make = partial(body_match.scan_matching, *page, pattern, limit, at)
-            infos, position = await _page_of(self._of_queue(queue, priority, make, nothing))
+            async with self._room.taken(DEQUEUE_BYTES if pattern is not None else 0):
+                infos, position = await _page_of(self._of_queue(queue, priority, make, nothing))
         continuation = mark + position if position else END
         return structs.PinLaterScanJobsResponse(scannedJobs=[*map(job_info, infos)], continuation=continuation)
 
@@ -159,7 +166,8 @@ class Methods:
         make = partial(admin.delete_jobs, self._session, queue, state, priority, limit)
         if pattern is not None:
             make = partial(body_match.delete_matching, self._session, queue, state, priority, pattern, limit)
-        return await self._of_queue(queue, priority, make, 0)
+        async with self._room.taken(DEQUEUE_BYTES if pattern is not None else 0):
+            return await self._of_queue(queue, priority, make, 0)
 
     async def _of_queue(self, queue: str, priority: int | None, make: MakeFlow[T], nothing: T) -> T:
         """What a flow returns; `nothing` if the queue does not exist, or has no such priority."""

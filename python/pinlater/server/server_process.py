@@ -18,6 +18,7 @@ import uvloop
 from pinlater.client.async_client import AsyncClient
 from pinlater.running.metrics import Samples
 from pinlater.running.reports import Report, reporting
+from pinlater.server.answer_room import AnswerRoom
 from pinlater.server.calls import Calls
 from pinlater.server.capacity import Capacity
 from pinlater.server.hot_calls import HotCalls
@@ -51,9 +52,10 @@ class ServerProcess:
         self.password = Password(settings.password_hash)
         self._capacity = Capacity(settings.max_requests, settings.max_buffered)
         self.calls = Calls(self.stats, self._capacity)
-        self._hot = HotCalls(client, settings, self.calls)
+        room = AnswerRoom(settings.max_buffered)
+        self._hot = HotCalls(client, settings, self.calls, room)
         rates = QueueConfigFile(settings.queue_config_file)
-        self.calls.methods = Methods(client, settings, self.password, self.stats, rates).by_name
+        self.calls.methods = Methods(client, settings, self.password, self.stats, rates, room).by_name
         self.listener = Listener(settings, self.calls.serve)
         self._capacity.on_room = self.listener.room
         self._stopped = False
