@@ -1,7 +1,8 @@
 """What the service answers to 250 edge cases that were observed on the original: each row of that page has a test.
 
 Promises: a test names its rows in the words of the page. What is "better" there is what stands in its third column.
-Each test runs over the three Thrift libraries; those of the wire itself write bytes.
+Each test runs over the three Thrift libraries on three shards, and over one of them on one shard; those of the wire
+itself write bytes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.support.service_calls import (
     failed,
     new_name,
     peer,
+    pytest_generate_tests,
     queue,
     refused,
     service,
@@ -44,7 +46,9 @@ from tests.support.thrift_clients import PEERS, RawPeer, Refused
 from tests.support.thrift_server import ThriftServer
 from tests.support.thrift_wire import I32, LIST, STRING, STRUCT, Elements, Fields, frame, message
 
-__all__ = ["peer", "queue", "service", "wire"]  # fixtures
+__all__ = ["peer", "pytest_generate_tests", "queue", "service", "wire"]  # for pytest
+
+ON_ONE_SHARD = ("thriftpy2",)
 
 MAX_TIME_MS = 2**44 - 1
 #: Apache's library reads answers of up to 16,384,000 bytes. 20 MB are in a test of their own.
@@ -539,9 +543,12 @@ def test_a_limit_that_is_larger_than_the_queue_gives_what_is_there(wire: Caller,
 
 
 @pytest.fixture(scope="module")
-def single(service: Service) -> Iterator[Caller]:
-    """A server with one shard."""
-    with ThriftServer({"one": service.store.url}) as running:
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A server with one shard of another name."""
+    with (
+        Server("valkey", tmp_path_factory.mktemp("single")) as store,
+        ThriftServer({"one": store.url}) as running,
+    ):
         caller = Caller(PEERS["thriftpy2"](running.port))
         yield caller
         caller.peer.close()
@@ -560,7 +567,7 @@ def test_many_jobs_of_one_list_are_given(single: Caller) -> None:
 
 
 @shows("dequeueJobs: coverage 0, 0.1 of 3 shards / 2.0 / -1")
-def test_odd_coverages(wire: Caller, queue: str) -> None:
+def test_odd_coverages(wire: Caller, queue: str, service: Service) -> None:
     for coverage in (-1.0, -1e-9, float("nan"), float("-inf")):
         for dry_run in (False, True):
             with failed(6) as error:
@@ -568,7 +575,8 @@ def test_odd_coverages(wire: Caller, queue: str) -> None:
             assert "coverage: expected a share of the shards, 0 or more, got" in error.value.message
     for _ in range(40):
         wire.enqueue(queue, b"")
-    for coverage, shards in ((0.0, 1), (0.1, 1), (2.0, 3), (float("inf"), 3)):
+    every = len(service.shards)
+    for coverage, shards in ((0.0, 1), (0.1, 1), (2.0, every), (float("inf"), every)):
         shown = wire.dequeue(queue, coverage=coverage, dryRun=True)
         assert len({job.split(":")[1] for job in shown}) == shards
     assert len({job.split(":")[1] for job in wire.dequeue(queue, coverage=0.1)}) == 1
