@@ -1,6 +1,7 @@
 """What clients of the service may rely on: each line of the interface's "Behaviour that clients rely on" has a test.
 
-Promises: a test with `wire` runs over the three Thrift libraries, one with `calls` over the direct clients too.
+Promises: a test with `wire` runs over the three Thrift libraries, one with `calls` over the direct clients too. Each
+runs on three shards, and over the Thrift libraries on one shard.
 tests/server/test_direct_clients.py has, for each test with `wire`, what the direct clients do instead.
 """
 
@@ -19,7 +20,6 @@ from tests.support.service_calls import (
     IN_PROGRESS,
     PASSWORD,
     PENDING,
-    SHARDS,
     SUCCEEDED,
     Caller,
     Service,
@@ -29,13 +29,17 @@ from tests.support.service_calls import (
     calls,
     new_name,
     peer,
+    pytest_generate_tests,
     queue,
     refused,
     service,
     wire,
 )
+from tests.support.thrift_clients import PEERS
 
-__all__ = ["any_peer", "calls", "peer", "queue", "service", "wire"]  # fixtures
+__all__ = ["any_peer", "calls", "peer", "pytest_generate_tests", "queue", "service", "wire"]  # for pytest
+
+ON_ONE_SHARD = tuple(PEERS)
 
 #: The lines of the page, in its words.
 shows = Shown(
@@ -91,11 +95,11 @@ def test_each_line_has_a_test() -> None:
 
 
 @shows("Job descriptor: queue:s<shard>:p<priority>:<local id>")
-def test_a_descriptor_names_queue_shard_priority_and_id(calls: Caller, queue: str) -> None:
+def test_a_descriptor_names_queue_shard_priority_and_id(calls: Caller, queue: str, service: Service) -> None:
     jobs = calls.enqueue(queue, *[{"body": b"", "priority": 1 + at % 3} for at in range(30)])
     read = [re.fullmatch(r"(\w+):s(\w+):p(\d+):(\d+)", job, re.ASCII) for job in jobs]
     assert [match and (match[1], int(match[3])) for match in read] == [(queue, 1 + at % 3) for at in range(30)]
-    assert {match[2] for match in read if match} <= set(SHARDS)
+    assert {match[2] for match in read if match} <= service.shards.keys()
 
 
 @shows("Queue names: letters, digits, underscore; anything else is QUEUE_NAME_INVALID")
@@ -189,14 +193,14 @@ def test_descriptors_are_unique_and_in_the_order_of_the_jobs(calls: Caller, queu
 
 
 @shows("dequeue: higher priority first over all shards, then the next level, up to limit")
-def test_higher_priorities_come_first_over_all_shards(calls: Caller, queue: str) -> None:
+def test_higher_priorities_come_first_over_all_shards(calls: Caller, queue: str, service: Service) -> None:
     for at in range(36):
         calls.enqueue(queue, b"%d" % (3 - at % 3), priority=3 - at % 3)
     jobs = [calls.dequeue(queue, limit) for limit in (5, 7, 0, 15, 100)]
     assert [len(each) for each in jobs] == [5, 7, 0, 15, 9]
     assert [sorted(each.values()) for each in jobs[:2]] == [[b"1"] * 5, [b"1"] * 7]
     assert sorted(jobs[3].values()) == [b"2"] * 12 + [b"3"] * 3
-    assert len({job.split(":")[1] for each in jobs for job in each}) == len(SHARDS)
+    assert len({job.split(":")[1] for each in jobs for job in each}) == len(service.shards)
 
 
 @shows("dryRun shows what would be given without taking it")
@@ -209,14 +213,16 @@ def test_a_dry_run_takes_nothing(calls: Caller, queue: str) -> None:
 
 
 @shows("coverage is the share of shards to look at")
-@pytest.mark.parametrize(("coverage", "shards"), [(0.0, 1), (0.1, 1), (0.34, 2), (0.67, 3), (1.0, 3), (2.0, 3)])
-def test_coverage_is_the_share_of_the_shards(wire: Caller, queue: str, coverage: float, shards: int) -> None:
+@pytest.mark.parametrize(("coverage", "of_three"), [(0.0, 1), (0.1, 1), (0.34, 2), (0.67, 3), (1.0, 3), (2.0, 3)])
+def test_coverage_is_the_share_of_the_shards(
+    wire: Caller, queue: str, service: Service, coverage: float, of_three: int
+) -> None:
     for at in range(40):
         wire.enqueue(queue, b"%d" % at)
     held = {job.split(":")[1] for job in wire.dequeue(queue, dryRun=True)}
-    assert len(held) == len(SHARDS)
+    assert len(held) == len(service.shards)
     seen = {job.split(":")[1] for job in wire.dequeue(queue, coverage=coverage)}
-    assert len(seen) == shards
+    assert len(seen) == min(of_three, len(service.shards))
 
 
 @shows("Acks that ride on a dequeue are carried out in the same request")
@@ -545,7 +551,7 @@ def test_old_claims_end_and_old_jobs_go(wire: Caller, service: Service, monkeypa
 
 
 @shows("Original property names and defaults")
-def test_the_defaults_are_those_of_the_original(service: Service) -> None:
+def test_the_defaults_are_those_of_the_original() -> None:
     """tests of the configuration have the names."""
     settings = ServerSettings()
     assert (settings.port, settings.priorities, settings.lease_s) == (9010, 3, 600)

@@ -26,12 +26,13 @@ from tests.support.service_calls import (
     Service,
     any_peer,
     calls,
+    pytest_generate_tests,
     queue,
     service,
 )
 from tests.support.thrift_clients import Failed, Refused
 
-__all__ = ["any_peer", "calls", "queue", "service"]  # fixtures
+__all__ = ["any_peer", "calls", "pytest_generate_tests", "queue", "service"]  # for pytest
 
 MAX_TIME_MS: Final = 2**44 - 1
 

@@ -1,14 +1,15 @@
 """What the service answers to 250 edge cases that were observed on the original: each row of that page has a test.
 
 Promises: a test names its rows in the words of the page. What is "better" there is what stands in its third column.
-Each test runs over the three Thrift libraries; those of the wire itself write bytes.
+Each test runs over the three Thrift libraries on three shards, and over one of them on one shard; those of the wire
+itself write bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from thriftpy2.protocol.binary import TBinaryProtocol
@@ -35,6 +36,7 @@ from tests.support.service_calls import (
     failed,
     new_name,
     peer,
+    pytest_generate_tests,
     queue,
     refused,
     service,
@@ -42,9 +44,11 @@ from tests.support.service_calls import (
 )
 from tests.support.thrift_clients import PEERS, RawPeer, Refused
 from tests.support.thrift_server import ThriftServer
-from tests.support.thrift_wire import I32, LIST, STRING, STRUCT, Elements, Fields, frame, message
+from tests.support.thrift_wire import BOOL, I32, LIST, STRING, STRUCT, Elements, Fields, frame, message
 
-__all__ = ["peer", "queue", "service", "wire"]  # fixtures
+__all__ = ["peer", "pytest_generate_tests", "queue", "service", "wire"]  # for pytest
+
+ON_ONE_SHARD = ("thriftpy2",)
 
 MAX_TIME_MS = 2**44 - 1
 #: Apache's library reads answers of up to 16,384,000 bytes. 20 MB are in a test of their own.
@@ -175,21 +179,85 @@ def test_an_unknown_method_is_answered_so_with_its_sequence_id(raw: RawPeer, met
     assert works(raw)
 
 
+class Held(NamedTuple):
+    """A queue with a pending and a failed job, and with one job that each of two sources has claimed: SOURCE and ""."""
+
+    queue: str
+    pending: str
+    failed: str
+    running: list[str]
+
+    @property
+    def jobs(self) -> list[str]:
+        return [self.pending, self.failed, *self.running]
+
+
+def held_jobs(caller: Caller, queue: str) -> Held:
+    failed = caller.running(queue, numAttemptsAllowed=1)
+    caller.ack(queue, failed=[failed])
+    running = [caller.by(source).running(queue, b"old") for source in (SOURCE, "")]
+    [pending] = caller.enqueue(queue, b"waits")
+    return Held(queue, pending, failed, running)
+
+
+def changing_calls(held: Held, new_queue: str) -> dict[str, Fields]:
+    """Of each method that changes something its arguments behind the context."""
+    queue = (STRING, 1, held.queue.encode())
+    names: list[Fields] = [[(STRING, 1, job.encode())] for job in held.running]
+    checkpoints: list[Fields] = [[*name, (STRING, 2, b"new"), (BOOL, 3, True)] for name in names]
+    acks: Fields = [queue, (LIST, 2, Elements(STRUCT, names))]
+    requests: dict[str, Fields] = {
+        "enqueueJobs": [queue, (LIST, 2, Elements(STRUCT, [[(STRING, 1, b"body")]]))],
+        "dequeueJobs": [queue, (I32, 2, 1), (STRUCT, 3, acks)],
+        "ackDequeuedJobs": acks,
+        "checkpointJobs": [queue, (LIST, 2, Elements(STRUCT, checkpoints))],
+        "retryFailedJobs": [queue],
+        "deleteJobs": [queue, (I32, 2, PENDING)],
+    }
+    return {
+        "createQueue": [(STRING, 2, new_queue.encode())],
+        **{method: [(STRUCT, 2, request)] for method, request in requests.items()},
+        "deleteQueue": [(STRING, 2, held.queue.encode()), (STRING, 3, PASSWORD.encode())],
+    }
+
+
+def state_of(caller: Caller, held: Held) -> Any:
+    """All that these calls can change."""
+    return caller.queue_names(), caller.counts(held.queue), caller.lookup(*held.jobs, includeBody=True)
+
+
+@pytest.fixture
+def caller(service: Service) -> Iterator[Caller]:
+    """A client of one library."""
+    made = Caller(PEERS["thriftpy2"](service.port))
+    yield made
+    made.peer.close()
+
+
 @shows("wire: context unset")
 @pytest.mark.parametrize("fields", [[], [(STRUCT, 1, [])], [(STRUCT, 1, [(STRING, 2, b"id")])]])
-def test_without_a_context_nothing_is_done(raw: RawPeer, service: Service, fields: Fields) -> None:
-    name = new_name()
-    requests = {
-        "createQueue": (STRING, 2, name.encode()),
-        "enqueueJobs": (STRUCT, 2, [(STRING, 1, name.encode()), (LIST, 2, Elements(STRUCT, []))]),
-        "dequeueJobs": (STRUCT, 2, [(STRING, 1, name.encode()), (I32, 2, 1)]),
-        "ackDequeuedJobs": (STRUCT, 2, [(STRING, 1, name.encode())]),
-        "deleteQueue": (STRING, 2, name.encode()),
-    }
-    for method, request in requests.items():
-        raw.send(message(method, [*fields, request]))
+def test_without_a_context_nothing_is_done(raw: RawPeer, caller: Caller, queue: str, fields: Fields) -> None:
+    held = held_jobs(caller, queue)
+    before = state_of(caller, held)
+    for method, request in changing_calls(held, new_name()).items():
+        raw.send(message(method, [*fields, *request]))
         assert failure_of(raw.frame()) == (method, 1, TApplicationException.PROTOCOL_ERROR)
-    assert name not in service.running.run(service.running.client.queue_names())
+        assert state_of(caller, held) == before
+
+
+@shows("wire: context unset")
+@pytest.mark.parametrize("source", [SOURCE, ""])
+def test_with_a_context_the_same_calls_are_carried_out(
+    raw: RawPeer, caller: Caller, service: Service, source: str
+) -> None:
+    for method in changing_calls(Held("", "", "", []), ""):
+        held = held_jobs(caller, service.new_queue())
+        before = state_of(caller, held)
+        raw.send(
+            message(method, [(STRUCT, 1, [(STRING, 1, source.encode())]), *changing_calls(held, new_name())[method]])
+        )
+        assert head_of(raw.frame()) == (method, 2, 1)
+        assert state_of(caller, held) != before, method
 
 
 @shows("wire: required field missing, unknown enum value")
@@ -539,9 +607,12 @@ def test_a_limit_that_is_larger_than_the_queue_gives_what_is_there(wire: Caller,
 
 
 @pytest.fixture(scope="module")
-def single(service: Service) -> Iterator[Caller]:
-    """A server with one shard."""
-    with ThriftServer({"one": service.store.url}) as running:
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A server with one shard of another name."""
+    with (
+        Server("valkey", tmp_path_factory.mktemp("single")) as store,
+        ThriftServer({"one": store.url}) as running,
+    ):
         caller = Caller(PEERS["thriftpy2"](running.port))
         yield caller
         caller.peer.close()
@@ -560,7 +631,7 @@ def test_many_jobs_of_one_list_are_given(single: Caller) -> None:
 
 
 @shows("dequeueJobs: coverage 0, 0.1 of 3 shards / 2.0 / -1")
-def test_odd_coverages(wire: Caller, queue: str) -> None:
+def test_odd_coverages(wire: Caller, queue: str, service: Service) -> None:
     for coverage in (-1.0, -1e-9, float("nan"), float("-inf")):
         for dry_run in (False, True):
             with failed(6) as error:
@@ -568,7 +639,8 @@ def test_odd_coverages(wire: Caller, queue: str) -> None:
             assert "coverage: expected a share of the shards, 0 or more, got" in error.value.message
     for _ in range(40):
         wire.enqueue(queue, b"")
-    for coverage, shards in ((0.0, 1), (0.1, 1), (2.0, 3), (float("inf"), 3)):
+    every = len(service.shards)
+    for coverage, shards in ((0.0, 1), (0.1, 1), (2.0, every), (float("inf"), every)):
         shown = wire.dequeue(queue, coverage=coverage, dryRun=True)
         assert len({job.split(":")[1] for job in shown}) == shards
     assert len({job.split(":")[1] for job in wire.dequeue(queue, coverage=0.1)}) == 1

@@ -6,7 +6,6 @@ are here too.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -268,9 +267,12 @@ def test_a_long_frame_that_comes_steadily_has_time(
 ) -> None:
     monkeypatch.setattr(connection, "LEAST_BYTES_A_S", 100)
     thrift, frame = start(idle_s=1_000), enqueue("q", bytes(20_000))
-    wire = connect(thrift)
+    wire, slow = connect(thrift), connect(thrift)
     wire.send(frame[:10_000])
-    thrift.run(asyncio.sleep(2 * connection.FRAME_S))
+    connections = thrift.process.listener.connections
+    wait_until(lambda: any(each.held_bytes == 10_000 for each in [*connections]), "the first half of the frame")
+    slow.send(NAMES[:-1])
+    assert slow.is_closed()  # by then the other one would be closed too, if its bytes did not count
     wire.send(frame[10_000:])
     assert len(wire.answer().value.jobDescriptors) == 1
 
@@ -396,8 +398,8 @@ def test_calls_past_max_requests_are_refused_and_their_clients_wait(
     assert (answer.sequence, answer.code) == (9, structs.ErrorCode.UNKNOWN)
     assert "try again" in answer.message
     refused.send(NAMES)  # not refused: nobody reads it until there is room
-    thrift.run(asyncio.sleep(0.1))
-    assert room.under_way == 2
+    for _ in range(2):  # the second answer comes after a turn of the loop that had the bytes of `refused` to read
+        assert connect(thrift).ask(NAMES).code == structs.ErrorCode.UNKNOWN
     server.resume()
     assert refused.answer().value == ["q"]
     assert all(len(wire.answer().value.jobDescriptors) == 1 for wire in busy)

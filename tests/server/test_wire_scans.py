@@ -21,13 +21,14 @@ from tests.support.service_calls import (
     Service,
     failed,
     peer,
+    pytest_generate_tests,
     queue,
     refused,
     service,
     wire,
 )
 
-__all__ = ["peer", "queue", "service", "wire"]  # fixtures
+__all__ = ["peer", "pytest_generate_tests", "queue", "service", "wire"]  # for pytest
 
 
 def enqueue_each(wire: Caller, queue: str, count: int, start_ms: int) -> list[str]:

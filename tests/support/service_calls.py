@@ -2,11 +2,15 @@
 
 Promises: `Caller` adds nothing to an answer. What a peer raises comes through.
 Import the fixtures `service`, `peer`, `wire`, `any_peer`, `calls` and `queue` by name, so that pytest finds them.
+Import `pytest_generate_tests` with `peer` or `any_peer`: it sets the clients.
+
+The service has three shards. A file that defines ON_ONE_SHARD runs its tests on one shard too: there the server takes
+shorter ways. ON_ONE_SHARD names the clients of these runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
@@ -25,6 +29,9 @@ from tests.support.thrift_server import ThriftServer
 PASSWORD: Final = "right"  # noqa: S105
 SOURCE: Final = "web:1"
 SHARDS: Final = ("1", "2", "3")
+ONE_SHARD: Final = SHARDS[:1]
+#: The clients that a fixture is in turn.
+CLIENTS: Final[Mapping[str, Sequence[str]]] = {"peer": [*PEERS], "any_peer": [*PEERS, *CALLS_KINDS]}
 PENDING, IN_PROGRESS, SUCCEEDED, FAILED = range(4)
 STATES: Final = (PENDING, IN_PROGRESS, SUCCEEDED, FAILED)
 HOUR_MS: Final = 3_600_000
@@ -139,11 +146,11 @@ def failed(kind: int) -> AbstractContextManager[pytest.ExceptionInfo[Failed]]:
 
 
 class Service:
-    """A server with three shards on one store."""
+    """A server. All its shards are on one store."""
 
-    def __init__(self, store: Server, **settings: Any) -> None:
+    def __init__(self, store: Server, shards: Sequence[str] = SHARDS, **settings: Any) -> None:
         self.store = store
-        self.shards = dict.fromkeys(SHARDS, store.url)
+        self.shards = dict.fromkeys(shards, store.url)
         self.running = ThriftServer(self.shards, password_hash=hash_password(PASSWORD), **settings)
 
     @property
@@ -188,15 +195,27 @@ def new_name() -> str:
     return f"q{next(_numbers)}"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Sets the clients of a test and the shards of its service, as the head of this file says."""
+    chosen: Sequence[str] = getattr(metafunc.module, "ON_ONE_SHARD", ())
+    if name := next((name for name in CLIENTS if name in metafunc.fixturenames), None):
+        on_one = [kind for kind in CLIENTS[name] if kind in chosen]
+        cases = [*((ONE_SHARD, kind) for kind in on_one), *((SHARDS, kind) for kind in CLIENTS[name])]
+        ids = [*(f"{kind}, one shard" for kind in on_one), *CLIENTS[name]]
+        metafunc.parametrize(("service", name), cases, indirect=True, ids=ids)
+    elif chosen and "service" in metafunc.fixturenames:
+        metafunc.parametrize("service", (ONE_SHARD, SHARDS), indirect=True, ids=("one shard", "three shards"))
+
+
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Server("valkey", tmp_path_factory.mktemp("service")) as store:
-        service = Service(store)
+        service = Service(store, getattr(request, "param", SHARDS))
         with service.running:
             yield service
 
 
-@pytest.fixture(scope="module", params=PEERS)
+@pytest.fixture(scope="module")
 def peer(request: pytest.FixtureRequest, service: Service) -> Iterator[Peer]:
     """A client of each library in turn."""
     made = PEERS[request.param](service.port)
@@ -210,7 +229,7 @@ def wire(peer: Peer) -> Caller:
     return Caller(peer)
 
 
-@pytest.fixture(scope="module", params=[*PEERS, *CALLS_KINDS])
+@pytest.fixture(scope="module")
 def any_peer(request: pytest.FixtureRequest, service: Service) -> Iterator[Peer]:
     """A client of each library in turn, then the direct clients."""
     kind = request.param
