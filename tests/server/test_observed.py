@@ -487,6 +487,11 @@ def test_a_body_past_the_limit_of_its_queue_is_refused_with_the_limit(wire: Call
         expected = f"job 3 of {5 + more}: body: expected at most 1,000 bytes (the queue's body limit), got 1,001"
         assert error.value.message == expected
     assert wire.counts(queue) == (0, 0, 0, 0)
+    job = wire.running(queue, b"old")
+    with refused(500) as error:
+        wire.checkpoint(queue, job, newBody="x" * 1_001)
+    assert "expected at most 1,000 bytes" in error.value.message
+    assert wire.body(job) == b"old"
 
 
 @shows("enqueueJobs: 3,999 / 4,001 / 10,000 jobs")

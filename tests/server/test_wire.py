@@ -17,7 +17,7 @@ import pytest
 from pinlater import Client
 from pinlater.server import connection, listener
 from pinlater.server.interface import structs
-from pinlater.server.messages import Failure
+from pinlater.server.messages import Failure, MessageType
 from pinlater.server.settings import MIB
 from tests.support.servers import Server, wait_until
 from tests.support.thrift_clients import RawPeer
@@ -385,6 +385,35 @@ def test_too_many_connections_are_closed(start: Start, connect: Connect) -> None
     assert connect(thrift).ask(NAMES).value == ["q"]
 
 
+@pytest.mark.parametrize("kind", [MessageType.CALL, MessageType.ONEWAY])
+def test_a_wrong_descriptor_is_named_whatever_the_type_of_the_call(start: Start, connect: Connect, kind: int) -> None:
+    infos = [structs.PinLaterJobAckInfo(jobDescriptor="abc")]
+    request = structs.PinLaterJobAckRequest(queueName="q", jobsSucceeded=infos)
+    answer = connect(start()).ask(
+        framed(head("ackDequeuedJobs", 3, kind) + arguments("ackDequeuedJobs", request=request))
+    )
+    assert (answer.sequence, answer.code) == (3, structs.ErrorCode.UNKNOWN)
+    assert answer.message.startswith("succeeded job 0: job descriptor: expected ")
+
+
+def test_nothing_is_kept_of_what_comes_behind_a_stop(start: Start, connect: Connect, server: Server) -> None:
+    thrift = start()
+    wire, connections = connect(thrift), thrift.process.listener.connections
+    server.pause()
+    wire.send(enqueue("q", b"x"))
+    wait_until(lambda: thrift.process.calls.capacity.under_way == 1, "a call under way")
+    [busy] = [each for each in [*connections] if each.peer.endswith(f":{wire.socket.getsockname()[1]}")]
+
+    async def end() -> None:
+        busy.end()
+
+    thrift.run(end())
+    wire.send(bytes(8 * MIB))
+    assert busy.held_bytes == 0
+    server.resume()
+    assert len(wire.answer().value.jobDescriptors) == 1
+
+
 def test_calls_past_max_requests_are_refused_and_their_clients_wait(
     start: Start, connect: Connect, server: Server
 ) -> None:
@@ -420,6 +449,33 @@ def test_a_lookup_of_too_many_bytes_is_refused_before_they_are_one_answer(start:
     assert "expected bodies of up to 1,048,576 bytes together" in refused.message
     assert [info.body for info in looked_up(named[:2]).value.values()] == [body] * 2
     assert len(looked_up(named, bodies=False).value) == 8
+
+
+def test_dequeues_of_large_jobs_wait_for_room(start: Start, connect: Connect, server: Server) -> None:
+    thrift = start(max_buffered=4 * MIB)
+    with Client(server.url) as client:
+        client.enqueue_many("q", [bytes(MIB)] * 8)
+    room, seen = thrift.process.room, []
+    wires = [connect(thrift) for _ in range(8)]
+    for wire in wires:
+        wire.send(dequeue("q", 1))
+    for wire in wires:
+        seen.append(len(wire.answer().value.jobs))
+        assert room.held_bytes <= 4 * MIB
+    assert seen == [1] * 8
+    assert room.held_bytes == 0
+
+
+def test_a_large_answer_that_is_read_slowly_counts_whole(start: Start, connect: Connect, server: Server) -> None:
+    thrift = start()
+    with Client(server.url) as client:
+        client.enqueue_many("q", [bytes(8 * MIB)])
+    wire, connections = connect(thrift), thrift.process.listener.connections
+    receives_little(wire)
+    wire.send(dequeue("q", 1))
+    wait_until(lambda: any(each.held_bytes > 8 * MIB for each in [*connections]), "the answer")
+    assert [*wire.answer().value.jobs.values()] == [bytes(8 * MIB)]
+    wait_until(lambda: not any(each.held_bytes for each in [*connections]), "an answer that was taken")
 
 
 def test_calls_with_too_many_bytes_at_once_are_refused(start: Start, connect: Connect, server: Server) -> None:

@@ -111,6 +111,11 @@ def test_a_continuation_works_for_the_scan_that_gave_it_alone(wire: Caller, queu
     for state, continuation in ((IN_PROGRESS, of_pending), (PENDING, of_running)):
         with refused(400):
             wire.scan(queue, state, continuation=continuation)
+    for other in ({"priority": 1}, {"scanFutureJobs": True}, {"bodyRegexToMatch": "x"}):
+        with refused(400):
+            wire.scan(queue, continuation=of_pending, **other)
+    with refused(400):
+        wire.scan(f"{queue}_", continuation=of_pending)
 
 
 def test_patterns_go_through_pages(wire: Caller, queue: str, service: Service) -> None:

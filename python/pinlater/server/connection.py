@@ -244,7 +244,8 @@ class Connection(asyncio.Protocol):
     def _write_on(self) -> None:
         """Writes pieces of the answer until the transport is full."""
         while self._unsent and not self._is_full:
-            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            piece, rest = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            self._unsent = rest or NOTHING  # an empty view would keep the answer in memory
             self._transport.write(piece)
 
     def _rest(self) -> None:
@@ -258,7 +259,8 @@ class Connection(asyncio.Protocol):
 
     def _count(self) -> None:
         """Says how many bytes it holds."""
-        unread = self._transport.get_write_buffer_size() + len(self._unsent) if self._is_full else 0
+        whole = memoryview(self._unsent.obj).nbytes  # the answer is in memory until its last piece is written
+        unread = self._transport.get_write_buffer_size() + whole if self._is_full else 0
         self._set_held(self._frames.kept_bytes + unread)
 
     def _forget(self) -> None:

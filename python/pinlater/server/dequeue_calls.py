@@ -9,7 +9,7 @@ Risks: a Redis server that has just started does not know the script of acks yet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import pinlater._core as _core
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
-from pinlater.model.jobs import Job
+from pinlater.model.jobs import Claimed, Job
 from pinlater.model.limits import Limit
 from pinlater.operations import leases
 from pinlater.operations.claim import CLAIM_JOBS, dry_run, release_lost
@@ -41,6 +41,9 @@ from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import Flow, together
 
 T = TypeVar("T")
+
+#: Of a larger answer only the names of its jobs are kept while its client reads it.
+LARGE_BYTES: Final = 64 * 1024
 
 #: Makes the flow of the acks of a dequeue, which returns how many were refused, or of its claims. None: it has none.
 MakeAcks: TypeAlias = Callable[[float], Flow[RefusedAcks]] | None
@@ -168,7 +171,7 @@ class DequeueCalls:
         with suppress(PinLaterError):  # the next dequeue tries again; then their leases end
             await self.client.run(partial(release_lost, self.session, queue))
 
-    async def release(self, jobs: list[Job]) -> None:
+    async def release(self, jobs: Sequence[Claimed]) -> None:
         """Releases jobs that nobody got."""
         with suppress(PinLaterError):  # then they run when their lease ends
             await self.client.run(partial(leases.release, self.session, jobs, None))
@@ -213,11 +216,13 @@ class _Dequeue:
             try:
                 frame = _core.claim_answer(self._call.sequence, found)
             except Exception as error:
-                if found.count:
-                    self._nobody_got(found)
+                self._nobody_got(found)
                 self._fail(error)
             else:
-                self._end(frame, partial(self._nobody_got, found) if found.count else None)
+                if len(frame) > LARGE_BYTES:
+                    self._end(frame, self._if_lost(found.jobs, frame))
+                else:
+                    self._end(frame, partial(self._nobody_got, found) if found.count else None)
         elif isinstance(found, list):
             self._give(found)
         elif found is not None:
@@ -255,9 +260,15 @@ class _Dequeue:
 
     def _give(self, jobs: list[Job]) -> None:
         """Answers with these jobs."""
-        calls, held = self._calls, jobs if not self.request.dry_run else []
         frame = _core.dequeue_answer(self._call.sequence, jobs)
-        self._end(frame, (lambda: calls.start(calls.release(held))) if held else None)
+        self._end(frame, None if self.request.dry_run else self._if_lost(jobs, frame))
+
+    def _if_lost(self, jobs: list[Job], frame: bytes) -> Lost | None:
+        """What releases the jobs of an answer. It does not keep large bodies in memory."""
+        calls, named = self._calls, list[Claimed](jobs)
+        if len(frame) > LARGE_BYTES:
+            named = [(job.descriptor, job.token) for job in jobs]
+        return (lambda: calls.start(calls.release(named))) if named else None
 
     async def _jobs(self) -> list[Job]:
         calls, request, acks = self._calls, self.request, self._checked_acks()

@@ -52,10 +52,10 @@ class ServerProcess:
         self.password = Password(settings.password_hash)
         self._capacity = Capacity(settings.max_requests, settings.max_buffered)
         self.calls = Calls(self.stats, self._capacity)
-        room = AnswerRoom(settings.max_buffered)
-        self._hot = HotCalls(client, settings, self.calls, room)
+        self.room = AnswerRoom(settings.max_buffered)
+        self._hot = HotCalls(client, settings, self.calls, self.room)
         rates = QueueConfigFile(settings.queue_config_file)
-        self.calls.methods = Methods(client, settings, self.password, self.stats, rates, room).by_name
+        self.calls.methods = Methods(client, settings, self.password, self.stats, rates, self.room).by_name
         self.listener = Listener(settings, self.calls.serve)
         self._capacity.on_room = self.listener.room
         self._stopped = False

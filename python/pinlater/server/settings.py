@@ -35,8 +35,8 @@ class ServerSettings:
     - password_hash: of the password of deleteQueue; "": no password is right.
     - ack_any_source: an ack ends a running job whoever claimed it.
     - max_frame: bytes of a frame at most.
-    - max_buffered: bytes of calls that a process carries out at once, at most; and as many bytes of calls that are not
-      complete and of answers that clients have not read.
+    - max_buffered: three limits: the bytes of calls that a process carries out at once; the bodies of answers that are
+      being made; the bytes of calls that are not complete and of answers that clients have not read.
     - max_connections: connections of a process at most.
     - max_requests: calls that a process carries out at once, at most.
     - idle_s: seconds after which a connection without a call is closed.
