@@ -1,6 +1,6 @@
 """The figures of the Thrift service: what a call costs its server.
 
-    python benches/service.py [--only 1,2,3,4,5] [--rounds 7] [--quick] [--json FILE]
+    python benches/service.py [--only 1,2,3,4,5,6] [--rounds 7] [--quick] [--json FILE]
 
 1. CPU of the server for an enqueue of one job, on 50 connections, compared with an echo of frames of the same sizes.
 2. The same for an enqueue of 50 jobs.
@@ -14,6 +14,7 @@ of its own; the kernel counts its time on the CPU. The other core has the load a
 Every job has 100 bytes.
 
 5. Instructions in the place of CPU, for figures 1 to 3. It works on a busy machine, and knows nothing of system calls.
+6. As 3, but each connection is a source of its own; then the same on three shards.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import uvloop
 from thriftpy2.protocol import TBinaryProtocolFactory, TCyBinaryProtocolFactory
@@ -66,7 +67,9 @@ CONNECTIONS = 50
 MANY = 50
 QUEUE = "bench"
 BODY_LIMIT = 1 << 20
-_DESCRIPTOR = re.compile(rb"bench:s1:p1:\d+")
+#: Shards of figure 6.
+SHARDS = 3
+_DESCRIPTOR = re.compile(rb"bench:s\d:p1:\d+")
 
 
 class Process:
@@ -93,14 +96,15 @@ class Process:
         self._process.wait()
 
 
+#: Makes a call of the number of its connection and the last answer there.
+NextCall: TypeAlias = Callable[[int, bytes], bytes]
+
+
 class Load(asyncio.Protocol):
-    """One connection of the load: a call as soon as the one before is answered.
+    """One connection of the load: a call as soon as the one before is answered."""
 
-    next_call: makes a call of the last answer.
-    """
-
-    def __init__(self, next_call: Callable[[bytes], bytes], count: int) -> None:
-        self._next_call, self._left = next_call, count
+    def __init__(self, number: int, next_call: NextCall, count: int) -> None:
+        self._next_call, self._left = partial(next_call, number), count
         self._received = bytearray()
         self.ended = asyncio.get_running_loop().create_future()
 
@@ -122,14 +126,14 @@ class Load(asyncio.Protocol):
             self.ended.set_result(answer)
 
 
-def run_load(port: int, next_call: Callable[[bytes], bytes], calls: int) -> bytes:
+def run_load(port: int, next_call: NextCall, calls: int) -> bytes:
     """Makes calls on all connections. Returns the last answer."""
 
     async def run() -> bytes:
         loop = asyncio.get_running_loop()
         loads = [
-            (await loop.create_connection(lambda: Load(next_call, calls // CONNECTIONS), "127.0.0.1", port))[1]
-            for _ in range(CONNECTIONS)
+            (await loop.create_connection(partial(Load, number, next_call, calls // CONNECTIONS), "127.0.0.1", port))[1]
+            for number in range(CONNECTIONS)
         ]
         return (await asyncio.gather(*(load.ended for load in loads)))[-1]  # type: ignore[no-any-return]
 
@@ -151,15 +155,20 @@ def enqueue_call(jobs: int) -> bytes:
     return message("enqueueJobs", request=structs.PinLaterEnqueueRequest(queueName=QUEUE, jobs=each))
 
 
-def dequeue_call(answer: bytes) -> bytes:
+def dequeue_call(_: int, answer: bytes, source: bytes = b"bench:host") -> bytes:
     """A dequeue that acks the jobs of the last answer. Written by hand: the load must not be the slower side."""
     named = list(dict.fromkeys(_DESCRIPTOR.findall(answer)))
     head = write_head("dequeueJobs", MessageType.CALL, 1)
-    context = b"\x0c\0\1" + _string(1, b"bench:host") + b"\0"
+    context = b"\x0c\0\1" + _string(1, source) + b"\0"
     acks = b"".join(_string(1, descriptor) + b"\0" for descriptor in named)
     ack = b"\x0c\0\3" + _string(1, QUEUE.encode()) + b"\x0f\0\2\x0c" + struct.pack(">i", len(named)) + acks + b"\0"
     request = b"\x0c\0\2" + _string(1, QUEUE.encode()) + b"\x08\0\2" + struct.pack(">i", MANY) + ack + b"\0"
     return framed(head + context + request + b"\0")
+
+
+def dequeue_of_its_own(number: int, answer: bytes) -> bytes:
+    """The same, by a source that no other connection has."""
+    return dequeue_call(number, answer, b"bench:host%d" % number)
 
 
 def _string(field: int, text: bytes) -> bytes:
@@ -167,9 +176,9 @@ def _string(field: int, text: bytes) -> bytes:
 
 
 #: The calls of figures 1 to 3.
-CALLS: dict[str, Callable[[bytes], bytes]] = {
-    "enqueue of one job": lambda _: enqueue_call(1),
-    f"enqueue of {MANY} jobs": lambda _: enqueue_call(MANY),
+CALLS: dict[str, NextCall] = {
+    "enqueue of one job": lambda *_: enqueue_call(1),
+    f"enqueue of {MANY} jobs": lambda *_: enqueue_call(MANY),
     f"dequeue of {MANY} with {MANY} acks": dequeue_call,
 }
 
@@ -182,14 +191,14 @@ def of_enqueue(jobs: int, options: Options) -> Iterator[Figure]:
     calls = options.scaled(40_000, 4_000) // (1 if jobs == 1 else 20)
     call = enqueue_call(jobs)
     with stage() as (process, client):
-        answer = run_load(process.port, lambda _: call, CONNECTIONS)
+        answer = run_load(process.port, lambda *_: call, CONNECTIONS)
         with echoing(answer) as echo:
 
             def served() -> float:
                 client.purge(QUEUE)
-                return cost(process, lambda _: call, calls)
+                return cost(process, lambda *_: call, calls)
 
-            sides = {"server": served, "echo": lambda: cost(echo, lambda _: call, calls)}
+            sides = {"server": served, "echo": lambda: cost(echo, lambda *_: call, calls)}
             found = interleave(sides, options.rounds)
     name = "enqueue of one job" if jobs == 1 else f"enqueue of {jobs} jobs"
     bar, aim = (2.5, 1.6) if jobs == 1 else (5.0, 3.0)
@@ -198,20 +207,32 @@ def of_enqueue(jobs: int, options: Options) -> Iterator[Figure]:
 
 def of_dequeue(options: Options) -> Iterator[Figure]:
     """Figure 3."""
+    yield compared(f"dequeue of {MANY} with {MANY} acks", dequeues(options, dequeue_call), 5.0, 3.0)
+
+
+def of_other_dequeues(options: Options) -> Iterator[Figure]:
+    """Figure 6."""
+    name = f"dequeue of {MANY} with {MANY} acks"
+    yield compared(f"{name}, {CONNECTIONS} sources", dequeues(options, dequeue_of_its_own))
+    yield compared(f"{name}, {SHARDS} shards", dequeues(options, dequeue_call, SHARDS))
+    found = dequeues(options, dequeue_of_its_own, SHARDS)
+    yield compared(f"{name}, {CONNECTIONS} sources, {SHARDS} shards", found)
+
+
+def dequeues(options: Options, next_call: NextCall, shards: int = 1) -> dict[str, list[float]]:
+    """What dequeues cost the server and the echo."""
     calls = options.scaled(2_000, 400)
-    with stage() as (process, client):
+    with stage(shards) as (process, client):
         fill(client, calls)
-        answer = run_load(process.port, dequeue_call, CONNECTIONS)
+        answer = run_load(process.port, next_call, CONNECTIONS)
         with echoing(answer) as echo:
 
             def served() -> float:
                 client.purge(QUEUE)
                 fill(client, calls)
-                return cost(process, dequeue_call, calls)
+                return cost(process, next_call, calls)
 
-            sides = {"server": served, "echo": lambda: cost(echo, dequeue_call, calls)}
-            found = interleave(sides, options.rounds)
-    yield compared(f"dequeue of {MANY} with {MANY} acks", found, 5.0, 3.0)
+            return interleave({"server": served, "echo": lambda: cost(echo, next_call, calls)}, options.rounds)
 
 
 def fill(client: Client, calls: int) -> None:
@@ -221,12 +242,15 @@ def fill(client: Client, calls: int) -> None:
 
 
 @contextmanager
-def stage() -> Iterator[tuple[Process, Client]]:
-    """A server process, and a client of its Valkey."""
-    with serving("valkey") as server, Client(server.url) as client:
+def stage(shards: int = 1) -> Iterator[tuple[Process, Client]]:
+    """A server process, and a client of its Valkey, which has so many shards."""
+    with (
+        serving("valkey") as server,
+        Client(url := ",".join(f"{at + 1}={server.url}" for at in range(shards))) as client,
+    ):
         cores = sorted(os.sched_getaffinity(0))
         client.create_queue(QUEUE, QueueConfig(lease_ms=600_000))
-        process = Process("serve", server.url)
+        process = Process("serve", url)
         for task in Path(f"/proc/{server.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), cores[:1])
         os.sched_setaffinity(0, cores[:1])
@@ -260,14 +284,14 @@ def answer_file(answer: bytes) -> Iterator[Path]:
         yield file
 
 
-def cost(process: Process, next_call: Callable[[bytes], bytes], calls: int) -> float:
+def cost(process: Process, next_call: NextCall, calls: int) -> float:
     """Microseconds of CPU a call."""
     before_us = process.used_us()
     run_load(process.port, next_call, calls)
     return (process.used_us() - before_us) / calls
 
 
-def compared(name: str, found: dict[str, list[float]], bar: float, aim: float) -> Figure:
+def compared(name: str, found: dict[str, list[float]], bar: float | None = None, aim: float | None = None) -> Figure:
     note = f"{per_job(found['server'])} a call, echo {per_job(found['echo'])}"
     return figure(f"server CPU, {name} / echo", "valkey", ratios(found["server"], found["echo"]), bar, aim, note=note)
 
@@ -303,7 +327,7 @@ def counted(role: str, argument: str) -> Iterator[tuple[Process, Path]]:
             process.close()
 
 
-def instructions(process: Process, next_call: Callable[[bytes], bytes], calls: int, folder: Path) -> float:
+def instructions(process: Process, next_call: NextCall, calls: int, folder: Path) -> float:
     """Instructions a call."""
     control(process.pid, "zero", "instrumentation on")
     run_load(process.port, next_call, calls)
@@ -348,7 +372,7 @@ def codecs() -> Iterator[tuple[str, Callable[[], object], Callable[[], object], 
             partial(library_enqueue, frame, COMPILED),
         )
     jobs = [_core.Job(QUEUE, "1", 1, 2**40 + number, BODY, bytes(8), 2, 2) for number in range(MANY)]
-    frame = dequeue_call(b" ".join(job.descriptor.encode() for job in jobs))
+    frame = dequeue_call(0, b" ".join(job.descriptor.encode() for job in jobs))
     claim = claim_of(jobs)
     yield (
         f"dequeue of {MANY} with {MANY} acks",
@@ -377,7 +401,8 @@ def native_enqueue(frame: bytes) -> bytes:
     sequence, request = read_hot(frame, _core.EnqueueCall)
     request.fits(BODY_LIMIT, 3, 1000, 1 << 20)
     _core.pack_enqueues([request], BODY_LIMIT, 3)
-    return request.answer(sequence, "1", 2**40)
+    [[answer], _] = _core.enqueue_answers([request], [sequence], "1", 2**40)
+    return answer
 
 
 def library_enqueue(frame: bytes, library: Library) -> bytes:
@@ -450,6 +475,7 @@ MEASURES: dict[str, Callable[[Options], Iterator[Figure]]] = {
     "3": of_dequeue,
     "4": of_codec,
     "5": of_instructions,
+    "6": of_other_dequeues,
 }
 
 

@@ -128,8 +128,8 @@ FAULTS = [
     Fault(
         "store: a session forgets a removed shard that jobs came from",
         f"{PACKAGE}/store/shards.py",
-        "self._removed, self.shards = removed, shards",
-        "self._removed, self.shards = {}, shards",
+        "known = {**self.shards_of_jobs, **shards}",
+        "known = dict(shards)",
         "tests/store/test_shards.py tests/operations/test_shard_changes.py",
     ),
     Fault(
@@ -418,6 +418,41 @@ FAULTS = [
         "return not (any(claim.left) if claim.count else claim.limited)",
         "return not claim.limited",
         "tests/operations/test_dequeue_packets.py",
+    ),
+    Fault(
+        "wire: of two sources that ack a job together the first one counts",
+        "rust/src/ack_batch.rs",
+        "let is_named = claims.first == named || has_token(claims.first) != has_token(named);",
+        "let is_named = claims.first.0 == named.0 || has_token(claims.first) != has_token(named);",
+        "tests/operations/test_dequeue_packets.py tests/core/test_thrift_dequeue.py",
+    ),
+    Fault(
+        "wire: a checkpoint by source renews the jobs of its whole claim",
+        "lua/checkpoint.lua",
+        "    if job.of_source and job_flags < 4 then\n",
+        "    if false then\n",
+        "tests/lua/test_scripts_leases.py",
+    ),
+    Fault(
+        "wire: acks of a removed shard are refused",
+        f"{PACKAGE}/server/ack_calls.py",
+        "if shard not in self._session.shards_of_jobs:",
+        "if shard not in self._session.shards:",
+        "tests/server/test_removed_shards.py",
+    ),
+    Fault(
+        "wire: a dequeue never gives its room back",
+        f"{PACKAGE}/server/dequeue_calls.py",
+        "        self._calls.room.give(self._size)\n        self._call.end(frame, lost)\n",
+        "        self._call.end(frame, lost)\n",
+        "tests/server/test_wire.py",
+    ),
+    Fault(
+        "wire: what comes behind a stop is kept",
+        f"{PACKAGE}/server/connection.py",
+        "        if self._ends:\n            return  # no call starts any more\n",
+        "        if self._ends:\n            frames.add(data)\n            self._count()\n            return\n",
+        "tests/server/test_wire.py",
     ),
     Fault(
         "wire: a packet forgets a claim whose answer was lost",

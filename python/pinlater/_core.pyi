@@ -378,11 +378,6 @@ class EnqueueCall:
         """Whether it can join others in one script call: it has jobs, no more than most_jobs and most_bytes of bodies
         and statuses, and check() would raise nothing.
         """
-    def answer(self, sequence: int, shard: str, first_id: int) -> bytes:
-        """The framed answer, if the ids of its jobs follow one another from first_id.
-
-        sequence: of the call; 32 bits with a sign. Raises as format_descriptors, and as jobs().
-        """
 
 def pack_enqueues(calls: Sequence[EnqueueCall], body_limit: int, priorities: int) -> tuple[bytes, bytes, list[bytes]]:
     """The jobs of calls, one behind the other, as pack_jobs packs them. So do their ids follow one another.
@@ -395,7 +390,8 @@ def enqueue_answers(
 ) -> tuple[list[bytes], int]:
     """The framed answers of calls whose jobs were packed together, and how many jobs they have in all.
 
-    sequences: of the calls. first_id: of the first job; the ids of the others follow it. Raises as EnqueueCall.answer.
+    sequences: of the calls; 32 bits with a sign. first_id: of the first job; the ids of the others follow it. Raises as
+    format_descriptors, and as EnqueueCall.jobs.
     """
 
 def enqueue_answer(sequence: int, descriptors: Sequence[str]) -> bytes:

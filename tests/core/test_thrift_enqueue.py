@@ -142,7 +142,7 @@ def test_a_call_says_which_job_its_queue_refuses(jobs: list[Any], message: str) 
 @pytest.mark.parametrize("priority", [-128, -1, 0, 101, 127])
 def test_a_priority_of_no_queue_has_its_own_error(priority: int) -> None:
     call = call_of(b"", IDL.PinLaterJob(b"", priority=priority))
-    for refused in (lambda: call.check(9, 100), call.jobs, lambda: call.answer(1, "1", 1)):
+    for refused in (lambda: call.check(9, 100), call.jobs, lambda: answer_to(call)):
         assert refusal(refused).endswith(f"expected 1 to 100 (the priorities of the queue), got {priority}")
         assert outcome_of(refused) is PriorityNotSupported
 
@@ -241,11 +241,18 @@ def test_the_last_of_a_field_counts_and_others_are_skipped() -> None:
 # Answers
 
 
+def answer_to(call: _core.EnqueueCall, sequence: int = 1, shard: str = "1", first_id: int = 1) -> bytes:
+    """The answer to one call."""
+    [answer], count = _core.enqueue_answers([call], [sequence], shard, first_id)
+    assert count == call.count
+    return answer
+
+
 @given(shards, st.lists(st.integers(1, 100), max_size=5), st.integers(1, 2**63 - 9), st.integers(-(2**31), 2**31 - 1))
 def test_an_answer_names_the_jobs_in_their_order(shard: str, priorities: list[int], first: int, sequence: int) -> None:
     call = call_of(*(IDL.PinLaterJob(b"", priority=priority) for priority in priorities), queue="a" * 255)
     descriptors = _core.format_descriptors("a" * 255, shard, bytes(priorities), first, len(priorities))
-    frame = call.answer(sequence, shard, first)
+    frame = answer_to(call, sequence, shard, first)
     assert frame == _core.enqueue_answer(sequence, descriptors)
     answer = read_answer(frame)
     assert (answer.method, answer.kind, answer.sequence) == ("enqueueJobs", 2, sequence)
@@ -256,7 +263,7 @@ def test_an_answer_is_what_the_protocol_says() -> None:
     head = struct.pack(">iHBBi", 69, 0x8001, 0, 2, 11) + b"enqueueJobs" + struct.pack(">i", 5)
     field = b"\x0c\0\0" + b"\x0f\0\1" + b"\x0b\0\0\0\2"
     texts = b"\0\0\0\x0cmail:s1:p1:9" + b"\0\0\0\x0dmail:s1:p1:10"
-    assert call_of(b"", b"").answer(5, "1", 9) == head + field + texts + b"\0\0"
+    assert answer_to(call_of(b"", b""), 5, "1", 9) == head + field + texts + b"\0\0"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +277,7 @@ def test_an_answer_is_what_the_protocol_says() -> None:
     ],
 )
 def test_an_answer_refuses_what_no_job_has(shard: Any, first: Any, message: str) -> None:
-    assert refusal(call_of(b"").answer, 1, shard, first).startswith(message)
+    assert refusal(answer_to, call_of(b""), 1, shard, first).startswith(message)
 
 
 def test_a_call_shows_itself() -> None:

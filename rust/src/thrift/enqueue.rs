@@ -112,19 +112,6 @@ impl EnqueueCall {
         (1..=most_jobs).contains(&self.jobs.len()) && self.size <= most_bytes && self.is_within(&limits)
     }
 
-    /// The framed answer: the ids of its jobs follow one another from `first_id`, on this shard.
-    fn answer<'py>(
-        &self,
-        py: Python<'py>,
-        sequence: i32,
-        shard: &Bound<'py, PyAny>,
-        first_id: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let shard = shard_name(shard)?;
-        let first_id: u64 = integer("first_id", first_id, 1, MAX_ID - self.jobs.len() as u64)?;
-        self.write_answer(py, sequence, shard, first_id)
-    }
-
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!("<EnqueueCall of {} jobs to {}>", self.jobs.len(), self.queue.to_str(py)?))
     }
