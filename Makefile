@@ -93,7 +93,7 @@ TOGETHER := -n 6 --dist loadgroup
 test: $(if $(T),setup,check)
 	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
 
-test-all: check
+test-all: check $(VENV)/.load-tools
 	$(PYTEST) $(TOGETHER) -m 'not campaign' --durations=25 $(T)
 
 bench: setup
