@@ -10,9 +10,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from pinlater.running.background import in_background
@@ -107,9 +106,9 @@ async def _beside(
     settings: ServerSettings, shards: ChosenShards, rates: QueueConfigFile, status: SupervisorStatus
 ) -> AsyncIterator[None]:
     """Runs the monitor of all queues, what sets their rates, and the admin pages beside the block."""
-    new_client = partial(shard_client, settings, shards)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(new_client())
+        # one client: each watches the shards and logs what becomes of them
+        client = await stack.enter_async_context(shard_client(settings, shards))
         status.monitor = monitor = Monitor(client)
         status.own_samples = lambda: monitor_samples(monitor.counts)
         await monitor.start()
@@ -119,7 +118,8 @@ async def _beside(
         await stack.enter_async_context(in_background(RateKeeper(client, rates).run()))
         await stack.enter_async_context(in_background(HomeKeeper(client, rates).run()))
         if settings.http:
-            status.queue_samples = await stack.enter_async_context(reading_queues(new_client, monitor.queues))
+            reading = reading_queues(lambda: nullcontext(client), monitor.queues)
+            status.queue_samples = await stack.enter_async_context(reading)
             await stack.enter_async_context(serving_pages(settings.http, pages_of(status, client.session)))
         yield
 
