@@ -101,6 +101,7 @@ def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: Start
     for line in counted:
         service.shows(f"  {line}")
     service.send(signal.SIGHUP)
+    service.logged("reload: done, 2 new processes\n")
     service.shows('pinlater_process_restarts_total{reason="reload"} 2', "/metrics")
     for line in counted:
         service.shows(f"  {line}")
@@ -116,6 +117,28 @@ def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: Start
     assert service.end() == DONE
     idle.close()
     assert "Traceback" not in service.log
+
+
+def test_each_process_says_once_what_becomes_of_the_shards_and_which_it_is(
+    start_server: StartServer, tmp_path: Path, server: Server
+) -> None:
+    def shards(*names: str) -> str:
+        master = {"host": "127.0.0.1", "port": server.port}
+        return json.dumps({"shards": [{"name": name, "shardConfig": {"master": master}} for name in names]})
+
+    file = tmp_path / "shards.json"
+    file.write_text(shards("a"))
+    service = start_server("--processes", "2", "--shards-file", "shards.json", url="")
+    service.logged(f"ready on port {service.port}: 2 processes\n")
+    expected = {service.process.pid, *service.processes(2)}
+    replacement = tmp_path / "new.json"
+    replacement.write_text(shards("a", "b"))
+    replacement.replace(file)
+    for text in ("shards: a=", f"{file}: its new version is in use"):
+        wait_until(lambda text=text: set(service.who_logged(text)) == expected, text, DEADLINE_S)  # type: ignore[misc]
+    assert service.end() == DONE
+    for text in ("shards: a=", f"{file}: its new version is in use"):
+        assert sorted(service.who_logged(text)) == sorted(expected)
 
 
 @pytest.mark.thorough("processes")

@@ -97,7 +97,9 @@ def _supervise(
     host, port = sockets.address
     log.info("servers: %s", shards)
     log.info("PinLater's Thrift service listens on %s, port %d%s", host, port, ", with TLS" * bool(settings.tls_cert))
-    supervisor = Supervisor(sets, reloaded=reload, listener=status, stop_lines=STOP_LINES)
+    supervisor = Supervisor(
+        sets, reloaded=reload, listener=status, stop_lines=STOP_LINES, ready=f"ready on port {port}"
+    )
     return supervisor.run(lambda: _beside(settings, shards, rates, status))
 
 
