@@ -233,14 +233,21 @@ def test_tls(start_server: StartServer, files: TlsFiles) -> None:
     ],
 )
 def test_mistakes_end_it_at_once(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    arguments: list[str],
+    said: str,
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = listening.getsockname()[1]
         ran = run("server", "--host", "127.0.0.1", "--port", "0", *(each.format(taken=taken) for each in arguments))
     assert ran.code == USAGE
     assert said.format(taken=taken) in ran.err
+    assert "listens on" not in caplog.text
 
 
 BOTH = "servers: expected a shards file or a URL, got both: the file {folder}/shards.json and "
