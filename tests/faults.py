@@ -126,6 +126,27 @@ FAULTS = [
         "tests/operations/test_health.py",
     ),
     Fault(
+        "operations: new jobs go to a suspect server",
+        f"{PACKAGE}/operations/enqueue.py",
+        "[queue_shard for queue_shard in healthy if not queue_shard.shard.server.suspect] or healthy",
+        "healthy",
+        "tests/operations/test_health.py",
+    ),
+    Fault(
+        "operations: claims wait for a suspect server",
+        f"{PACKAGE}/operations/queue_shards.py",
+        "return queue_shard.silent_until_s > now_s or queue_shard.shard.server.suspect",
+        "return queue_shard.silent_until_s > now_s",
+        "tests/operations/test_health.py",
+    ),
+    Fault(
+        "server: the next ping waits for an interval after the last one",
+        f"{PACKAGE}/server/health.py",
+        "next_s = max(next_s + self._interval_s, loop.time())",
+        "next_s = loop.time() + self._interval_s",
+        "tests/server/test_health_checks.py",
+    ),
+    Fault(
         "store: a session forgets a removed shard that jobs came from",
         f"{PACKAGE}/store/shards.py",
         "known = {**self.shards_of_jobs, **shards}",

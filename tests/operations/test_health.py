@@ -7,14 +7,22 @@ connections; `paused` ones are what a silent server is.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from pinlater import CountsByState, InvalidArgument, NewJob
-from pinlater.model.errors import DequeueOnly, NoHealthyShards, PartialDelete, ServerUnavailable, ShardUnhealthy
-from pinlater.operations.health import Health, HealthRules, ShardHealth
+from pinlater import CountsByState, InvalidArgument, NewJob, State
+from pinlater.model.errors import (
+    DequeueOnly,
+    NoHealthyShards,
+    OutcomeUnknown,
+    PartialDelete,
+    ServerUnavailable,
+    ShardUnhealthy,
+)
+from pinlater.operations.health import PING_S, Health, HealthRules, ShardHealth
 from pinlater.store import requests
 from tests.conftest import FreshServer
 from tests.operations.test_behaviour_shards import key_of, shard_of
@@ -212,6 +220,107 @@ def test_without_pings_a_missing_shard_is_named_too(server: Server, away: Server
     for name in ("count", "peek"):  # of a client that knows the queue there
         with pytest.raises(ServerUnavailable, match="queue 'q' on shard away"):
             getattr(calls, name)("q")
+
+
+# suspect servers
+
+
+def scripts_of(server: Server) -> int:
+    """How many scripts a server has run. One that was paused has run by now what came meanwhile."""
+    return sum(each["calls"] for name, each in server.info("commandstats").items() if name.startswith("cmdstat_eval"))
+
+
+def on_which(calls: Calls) -> set[str]:
+    """The shards of new jobs. One that takes jobs is left out once in a trillion times."""
+    return {shard_of(calls.enqueue("q", b"x")) for _ in range(40)}
+
+
+def test_a_ping_waits_a_second_at_most(calls: Calls) -> None:
+    health = Health(calls.client.session, RULES)
+    for server in health.servers():
+        for given_s, expected_s in ((float("inf"), PING_S), (0.1, 0.1)):
+            started_s = time.monotonic()
+            flow = health.ping(server, started_s + given_s)
+            [sent] = flow.send(None)  # type: ignore[misc]
+            flow.close()
+            assert started_s + expected_s <= sent.deadline_s <= time.monotonic() + expected_s
+    assert PING_S == 1
+
+
+def test_a_suspect_server_gets_no_new_jobs_and_no_claims_until_a_ping_is_answered(
+    calls: Calls, pings: Pings, away: Server
+) -> None:
+    lost, [running] = on(calls, "away"), calls.dequeue("q", 1)
+    assert pings() == {"here": True, "away": True}
+    assert on_which(calls) == {"here", "away"}
+    before = scripts_of(away)
+    away.pause()
+    try:
+        assert pings() == {"here": True, "away": True}
+        assert on_which(calls) == {"here"}
+        for _ in range(3):
+            assert {job.shard for job in calls.dequeue("q", 10)} == {"here"}
+    finally:
+        away.resume()
+    assert scripts_of(away) == before
+    # it answers, and no ping has seen it: what only this shard can do goes to it
+    assert calls.lookup([lost])[lost].state is State.IN_PROGRESS
+    assert calls.ack(succeeded=[running]) == []
+    assert calls.count("q").in_progress == 30
+    assert on_which(calls) == {"here"}
+    pings()
+    assert on_which(calls) == {"here", "away"}
+    assert {job.shard for job in calls.dequeue("q", 1_000)} == {"here", "away"}
+
+
+def test_if_all_servers_are_suspect_they_get_jobs_and_claims(calls: Calls, pings: Pings, server: Server) -> None:
+    pings()
+    for each in calls.client.session.servers:
+        each.suspect = True
+    assert on_which(calls) == {"here", "away"}
+    assert {job.shard for job in calls.dequeue("q", 1_000)} == {"here", "away"}
+
+
+@pytest.mark.parametrize("pinged", [True, False])
+def test_a_shard_that_was_silent_to_a_call_gets_no_new_jobs_until_a_ping_is_answered(
+    server: Server, away: Server, make: Callable[..., Calls], pinged: bool
+) -> None:
+    calls = make(shards={"here": server.url, "away": away.url}, timeout_s=0.5)
+    calls.create_queue("q")
+    silent, pings = calls.client.session.queue_shard("q", "away"), Pings(calls)
+    if pinged:
+        pings()
+    assert on_which(calls) == {"here", "away"}
+    away.pause()
+    try:
+        with pytest.raises(OutcomeUnknown):
+            on_which(calls)
+        assert silent.silent_until_s > time.monotonic()
+        assert silent.shard.server.suspect is pinged
+        assert on_which(calls) == {"here"}
+        silent.silent_until_s = float("-inf")  # as if its time were over
+        if pinged:
+            assert on_which(calls) == {"here"}
+    finally:
+        away.resume()
+    if pinged:
+        assert on_which(calls) == {"here"}
+        silent.silent_until_s = float("inf")
+        pings()
+    assert on_which(calls) == {"here", "away"}
+
+
+def test_a_server_that_is_pinged_no_more_is_not_suspect(server: Server, away: Server, calls: Calls) -> None:
+    pings, shards = Pings(calls), {"here": server.url, "away": away.url}
+    away.pause()
+    try:
+        pings()
+        calls.change_shards({"here": server.url})
+        pings()
+    finally:
+        away.resume()
+    calls.change_shards(shards)
+    assert on_which(calls) == {"here", "away"}
 
 
 # all shards

@@ -266,3 +266,42 @@ def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, fol
     folder.noted("up", 3)
     process.terminate()
     assert process.wait(DEADLINE_S) == 0
+
+
+#: Each is ready once the file `round` is there, and ends at a stop.
+READY_AT_A_GATE = """
+signal.signal(signal.SIGTERM, lambda *_: end(0))
+note("up")
+while not Path("round").exists():
+    time.sleep(0.01)
+report(ready=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_it_says_once_when_all_are_ready(supervise: Supervise, folder: ProgramFolder) -> None:
+    process = supervise(READY_AT_A_GATE, 2)
+    first = folder.noted("up", 2)
+    assert "ready: " not in folder.log
+    (folder.path / "round").touch()
+    folder.logged("\nready: 2 processes\n")
+    os.kill(first[0], signal.SIGKILL)
+    third = folder.noted("up", 3)[2]
+    folder.logged(f"reported {third} ")
+    process.send_signal(signal.SIGHUP)
+    folder.logged("\nreload: done, 2 new processes\n")
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    assert folder.log.count("ready: ") == folder.log.count("reload: done") == 1
+
+
+def test_a_reload_whose_successors_fail_is_over_with_the_old_ones(supervise: Supervise, folder: ProgramFolder) -> None:
+    process = supervise("first or end(1)\n" + READY_AT_A_GATE)
+    folder.noted("up")
+    (folder.path / "round").touch()
+    folder.logged("\nready: 1 process\n")
+    process.send_signal(signal.SIGHUP)
+    folder.logged("\nreload: over, 0 new processes, 1 old process kept\n")
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0

@@ -13,7 +13,7 @@ import pytest
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe
-from pinlater.server.admin import serving_pages
+from pinlater.server.admin import bind_pages, serving_pages
 
 ADDRESS = "127.0.0.1:0"
 PAGES: Answers = {
@@ -44,7 +44,7 @@ def with_pages(ask: Callable[[int], Any]) -> Any:
     """What a function of the port returns while the pages are served, in a thread of its own."""
 
     async def run() -> Any:
-        async with serving_pages(ADDRESS, PAGES) as port:
+        async with serving_pages(bind_pages(ADDRESS), PAGES) as port:
             return await asyncio.to_thread(ask, port)
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # that of a supervisor
@@ -87,7 +87,7 @@ def test_no_http_at_all_is_answered_and_closed() -> None:
 
 def test_a_stop_closes_connections_that_wait_and_frees_the_port() -> None:
     async def run() -> None:
-        async with serving_pages(ADDRESS, PAGES) as port:
+        async with serving_pages(bind_pages(ADDRESS), PAGES) as port:
             idle, half = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
             half[1].write(b"GET /stats.txt HT")
             assert await asyncio.to_thread(get, port, "/readyz")
@@ -95,7 +95,7 @@ def test_a_stop_closes_connections_that_wait_and_frees_the_port() -> None:
         for _, writer in (idle, half):
             writer.close()
             await writer.wait_closed()
-        async with serving_pages(f"127.0.0.1:{port}", PAGES) as again:
+        async with serving_pages(bind_pages(f"127.0.0.1:{port}"), PAGES) as again:
             assert again == port
 
     asyncio.run(run())
@@ -114,14 +114,10 @@ def test_a_stop_closes_connections_that_wait_and_frees_the_port() -> None:
     ],
 )
 def test_an_address_that_cannot_be_had(address: str, said: str) -> None:
-    async def run(address: str) -> None:
-        async with serving_pages(address, PAGES):
-            raise AssertionError("it listens")
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidArgument) as raised:
-            asyncio.run(run(address.format(port=port)))
+            bind_pages(address.format(port=port))
     assert said.format(port=port) in str(raised.value)
 
 
@@ -129,7 +125,7 @@ def test_every_address_by_an_empty_host(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level("INFO")
 
     async def run() -> Got:
-        async with serving_pages(":0", PAGES) as port:
+        async with serving_pages(bind_pages(":0"), PAGES) as port:
             return await asyncio.to_thread(get, port, "/stats.txt")
 
     assert asyncio.run(run()).status == 200

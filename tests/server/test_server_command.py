@@ -101,6 +101,7 @@ def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: Start
     for line in counted:
         service.shows(f"  {line}")
     service.send(signal.SIGHUP)
+    service.logged("reload: done, 2 new processes\n")
     service.shows('pinlater_process_restarts_total{reason="reload"} 2', "/metrics")
     for line in counted:
         service.shows(f"  {line}")
@@ -116,6 +117,28 @@ def test_counts_of_all_processes_stay_when_they_are_replaced(start_server: Start
     assert service.end() == DONE
     idle.close()
     assert "Traceback" not in service.log
+
+
+def test_each_process_says_once_what_becomes_of_the_shards_and_which_it_is(
+    start_server: StartServer, tmp_path: Path, server: Server
+) -> None:
+    def shards(*names: str) -> str:
+        master = {"host": "127.0.0.1", "port": server.port}
+        return json.dumps({"shards": [{"name": name, "shardConfig": {"master": master}} for name in names]})
+
+    file = tmp_path / "shards.json"
+    file.write_text(shards("a"))
+    service = start_server("--processes", "2", "--shards-file", "shards.json", url="")
+    service.logged(f"ready on port {service.port}: 2 processes\n")
+    expected = {service.process.pid, *service.processes(2)}
+    replacement = tmp_path / "new.json"
+    replacement.write_text(shards("a", "b"))
+    replacement.replace(file)
+    for text in ("shards: a=", f"{file}: its new version is in use"):
+        wait_until(lambda text=text: set(service.who_logged(text)) == expected, text, DEADLINE_S)  # type: ignore[misc]
+    assert service.end() == DONE
+    for text in ("shards: a=", f"{file}: its new version is in use"):
+        assert sorted(service.who_logged(text)) == sorted(expected)
 
 
 @pytest.mark.thorough("processes")
@@ -210,14 +233,21 @@ def test_tls(start_server: StartServer, files: TlsFiles) -> None:
     ],
 )
 def test_mistakes_end_it_at_once(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    arguments: list[str],
+    said: str,
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = listening.getsockname()[1]
         ran = run("server", "--host", "127.0.0.1", "--port", "0", *(each.format(taken=taken) for each in arguments))
     assert ran.code == USAGE
     assert said.format(taken=taken) in ran.err
+    assert "listens on" not in caplog.text
 
 
 BOTH = "servers: expected a shards file or a URL, got both: the file {folder}/shards.json and "

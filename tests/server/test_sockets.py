@@ -63,8 +63,13 @@ def test_a_process_that_is_replaced_hands_its_socket_on(sockets: Sockets) -> Non
 def test_a_port_that_another_server_has_is_refused(sockets: Sockets) -> None:
     sockets.of(2)
     port = sockets.address[1]
-    with pytest.raises(InvalidArgument, match=f"cannot listen on 127.0.0.1, port {port}: Address already in use"):
-        Sockets(ServerSettings(host="127.0.0.1", port=port))
+    for host, where in (("127.0.0.1", "127.0.0.1"), ("", "every address")):
+        with pytest.raises(InvalidArgument) as raised:
+            Sockets(ServerSettings(host=host, port=port))
+        assert str(raised.value) == (
+            f"server: cannot listen on {where}, port {port}: Address already in use; "
+            "name another address or port (--host, --port)"
+        )
 
 
 @pytest.mark.parametrize("most", [500, 1000 + OTHER_FILES])

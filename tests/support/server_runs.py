@@ -24,11 +24,11 @@ DEADLINE_S = 60.0
 class ServerRun:
     """One `pinlater server` on a port of the system's choice, as its admin pages are."""
 
-    def __init__(self, folder: Path, server: Server, *options: str) -> None:
+    def __init__(self, folder: Path, url: str, *options: str) -> None:
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
         command = [sys.executable, "-m", "pinlater", "server", "--host", "127.0.0.1", "--port", "0"]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
-        environment = {**kept, "PYTHONDONTWRITEBYTECODE": "1", "PINLATER_URL": server.url}
+        environment = {**kept, "PYTHONDONTWRITEBYTECODE": "1", "PINLATER_URL": url}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--http", "127.0.0.1:0", *options], cwd=folder, env=environment, stdout=log, stderr=log
@@ -57,6 +57,11 @@ class ServerRun:
         found = re.compile(r"server process (\d+) started")
         wait_until(lambda: len(found.findall(self.log)) >= count, f"{count} server processes", DEADLINE_S)
         return [*map(int, found.findall(self.log))]
+
+    def who_logged(self, text: str) -> list[int]:
+        """The processes of the lines with a text, of a server with several."""
+        lines = re.findall(r"^\S+ \S+ (\d+) [A-Z]+ pinlater\S*: (.*)$", self.log, re.MULTILINE)
+        return [int(pid) for pid, message in lines if text in message]
 
     def get(self, path: str) -> tuple[int, str]:
         """An admin page."""
@@ -88,11 +93,11 @@ StartServer = Callable[..., ServerRun]
 
 @pytest.fixture
 def start_server(server: Server, tmp_path: Path) -> Iterator[StartServer]:
-    """`start_server(*options)`: runs `pinlater server` in an empty folder."""
+    """`start_server(*options)`: runs `pinlater server` in an empty folder. url: in place of the server's; "": none."""
     runs: list[ServerRun] = []
 
-    def start(*options: str) -> ServerRun:
-        runs.append(ServerRun(tmp_path, server, *options))
+    def start(*options: str, url: str = server.url) -> ServerRun:
+        runs.append(ServerRun(tmp_path, url, *options))
         return runs[-1]
 
     yield start

@@ -12,12 +12,14 @@ import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
 from pinlater.model.clocks import boot_s
+from pinlater.model.errors import NoHealthyShards, ShardUnhealthy
 from pinlater.store.shards import QueueShard
 from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
@@ -503,3 +505,29 @@ async def test_a_monitor_of_a_worker_says_where_its_servers_came_from(
     async with AsyncClient(timeout_s=0.1) as client, Worker(client, ["mail"], work, WorkerConfig(tick_s=0.1)):
         await until(said, "the monitor to say that its server is away")
     assert f"server {url} (from PINLATER_URL): " in said()[0]
+
+
+@on_loop
+async def test_an_unhealthy_shard_is_left_to_the_log_of_its_health_check(
+    server: Server, fresh_server: FreshServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = fresh_server()
+    async with AsyncClient(shards={"1": server.url, "2": second.url}, timeout_s=1) as client:
+        for queue in ("a", "b"):
+            await client.create_queue(queue)
+        second.stop()
+        away = client.session.shards["2"].server
+        away.outage = partial(ShardUnhealthy, "as if")
+        named, all_queues = Monitor(client, ["a", "b"], tick_s=TICK_S), Monitor(client, tick_s=TICK_S)
+        caplog.clear()
+        for monitor in (named, all_queues):
+            for _ in range(2):
+                await look(monitor)
+        assert {watch.shard.name: each.active for watch, each in named.watches.items()} == {"1": True, "2": False}
+        client.session.shards["1"].server.outage = partial(NoHealthyShards, "as if")
+        for monitor in (named, Monitor(client, tick_s=TICK_S)):
+            await look(monitor)
+        assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
+        away.outage = client.session.shards["1"].server.outage = None
+        await look(named)
+        assert "queue 'a' on shard 2 " in caplog.text  # it is away, and counts as healthy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from pinlater.cli.output import print_json
-from pinlater.cli.settings import Settings, show_starts
+from pinlater.cli.settings import LOG_FORMAT, Settings, show_starts
 
 
 def log_at_least_info(settings: Settings) -> None:
@@ -17,6 +17,13 @@ def log_at_least_info(settings: Settings) -> None:
     if not settings.verbosity:
         logging.getLogger().setLevel(logging.INFO)
         show_starts(plain=False)
+
+
+def log_process_ids() -> None:
+    """Adds the id of its process to each line of the log, where several processes write one log."""
+    formatter = logging.Formatter(LOG_FORMAT.replace("%(levelname)s", "%(process)d %(levelname)s"))
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
 
 
 def finish(settings: Settings, role: str, code: int) -> int:

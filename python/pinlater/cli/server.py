@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from pinlater.cli.command_base import Command, usage
-from pinlater.cli.long_running import finish, log_at_least_info
+from pinlater.cli.long_running import finish, log_at_least_info, log_process_ids
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.store.archive_url import export_archive
 
@@ -56,7 +56,10 @@ def server(settings: Settings, /, config: Path | None, hash_password: bool, **op
         flags["timeout_s"] = settings.timeout_s
 
     def read() -> ServerSettings:
-        return read_settings(flags, config)
+        found = read_settings(flags, config)
+        if found.processes > 1:
+            log_process_ids()
+        return found
 
     log_at_least_info(settings)
     found, shards = read(), settings.servers()

@@ -32,6 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: What commands of queues and jobs work with.
 AnyClient: TypeAlias = "Client | ThriftClient"
 LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Plain(logging.Handler):
@@ -252,7 +253,7 @@ def _set_verbosity(context: click.Context, _: click.Parameter, value: int) -> No
     settings = settings_of(context)
     settings.verbosity += value
     level = LOG_LEVELS[min(settings.verbosity, len(LOG_LEVELS) - 1)]
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=level, format=LOG_FORMAT)
     logging.getLogger().setLevel(level)
     show_starts(plain=level > logging.INFO)
 

@@ -16,7 +16,7 @@ from pinlater.operations.claim import claim_at
 from pinlater.operations.home import home_of, where_jobs_are
 from pinlater.operations.inspect import DEQUEUE_BYTES
 from pinlater.operations.limits import allowance_of, return_tokens, take_tokens
-from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards, load_all
+from pinlater.operations.queue_shards import known_queue_shards, load_all, pass_over
 from pinlater.operations.shard_quotas import PATIENCE_S, refresh_hints, share_out, those_that_answer
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard, Session
@@ -231,7 +231,7 @@ def _survivors(
     errors = [result for result in results if isinstance(result, PinLaterError)]
     for queue_shard, result in zip(queue_shards, results, strict=True):
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
-            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            pass_over(queue_shard, result)
             queue_shard.left = []
         if isinstance(result, OutcomeUnknown):
             queue_shard.lost_claims.keep(result)

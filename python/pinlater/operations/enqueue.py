@@ -33,7 +33,13 @@ from pinlater.model.errors import (
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.home import home_of
-from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards, newest_of
+from pinlater.operations.queue_shards import (
+    agreed_queue_shards,
+    is_passed_over,
+    known_queue_shards,
+    newest_of,
+    pass_over,
+)
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, start_write, write
 from pinlater.store.servers import Server
@@ -156,7 +162,7 @@ def start_packed(session: Session, queue: str, pack: Callable[[QueueConfig], Pac
 
 def _takers(session: Session, queue_shards: list[QueueShard], config: QueueConfig) -> list[QueueShard]:
     """Those that new jobs may go to now: the home shard of a queue with max_running, else all that take new jobs and
-    are healthy.
+    are healthy. Those on suspect servers are left out if there are others.
     """
     queue = queue_shards[0].queue
     if config.max_running is not None:
@@ -170,7 +176,7 @@ def _takers(session: Session, queue_shards: list[QueueShard], config: QueueConfi
             f"queue {queue!r}: no answer from shard {', '.join(session.taking)}; the others take none"
         )
     if healthy := [queue_shard for queue_shard in taking if queue_shard.shard.server.outage is None]:
-        return healthy
+        return [queue_shard for queue_shard in healthy if not queue_shard.shard.server.suspect] or healthy
     raise NoHealthyShards(f"queue {queue!r}: no shard that takes new jobs is healthy: {', '.join(session.taking)}")
 
 
@@ -237,9 +243,8 @@ def _by_queue_shard(
 def shuffled(queue_shards: list[QueueShard]) -> list[QueueShard]:
     """The queue shards in random order. Those that did not answer last time come last."""
     now_s = time.monotonic()
-    return sorted(
-        random.sample(queue_shards, len(queue_shards)), key=lambda queue_shard: queue_shard.silent_until_s > now_s
-    )
+    in_random_order = random.sample(queue_shards, len(queue_shards))
+    return sorted(in_random_order, key=lambda queue_shard: is_passed_over(queue_shard, now_s))
 
 
 def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
@@ -276,7 +281,7 @@ def _enqueue_on_first(candidates: list[QueueShard], part: _Part, deadline_s: flo
         try:
             return (yield from _enqueue_at(queue_shard, part, deadline_s, False))
         except (ServerUnavailable, ServerFull, OutcomeUnknown) as error:
-            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            pass_over(queue_shard, error)
             if isinstance(error, OutcomeUnknown):
                 raise
         except QueueFull:

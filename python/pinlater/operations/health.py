@@ -1,12 +1,18 @@
 """Whether servers are healthy, by consecutive pings. Flows and plain state, no I/O.
 
-Promises that a server changes its state only after so many pings in a row, and that an unhealthy one gets pings alone:
-the drivers refuse other requests to it at once. Risks: a server that answers pings and nothing else counts as healthy.
+Promises:
+- A ping waits PING_S for its answer at most.
+- A server is suspect from its first failed ping to its next answered one. New jobs and claims go to the others.
+- A server changes its state only after so many pings in a row. An unhealthy one gets pings alone: the drivers refuse
+  other requests to it at once.
+Risks: a server that answers pings and nothing else counts as healthy. One that works on a script for longer than PING_S
+is suspect for a ping.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,6 +24,9 @@ from pinlater.store.servers import Server
 from pinlater.store.shards import Session
 
 log: Final = logging.getLogger("pinlater.shards")
+
+#: Seconds that a ping waits for its answer. A script of a call ends long before.
+PING_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +50,14 @@ class ShardHealth:
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self.is_healthy = True
+        #: Whether the last ping failed.
+        self.is_suspect = False
         #: How many pings in a row spoke against its state.
         self._against = 0
 
     def note(self, answered: bool) -> bool:
         """Notes the outcome of a ping. Returns whether the state has changed."""
+        self.is_suspect = not answered
         if answered == self.is_healthy:
             self._against = 0
             return False
@@ -72,19 +84,27 @@ class Health:
         """Those to ping now. Forgets those that no shard uses any more."""
         servers = self._session.servers
         if len(self._of) != len(servers) or any(server not in self._of for server in servers):
+            for server in self._of:
+                if server not in servers:
+                    server.is_pinged = server.suspect = False
             self._of = {server: self._of.get(server) or ShardHealth(self._rules) for server in servers}
+            for server in servers:
+                server.is_pinged = True
             self._set_outages()
         return servers
 
     def ping(self, server: Server, deadline_s: float) -> Flow[None]:
         """Pings a server once, and notes the outcome. deadline_s: monotonic seconds."""
-        why = yield from _why_no_pong(server, deadline_s)
+        why = yield from _why_no_pong(server, min(deadline_s, time.monotonic() + PING_S))
         health = self._of.get(server)
-        if health is None or not health.note(not why):
+        if health is None:
             return
-        self._log(server, health, why)
-        self._set_outages()
-        if health.is_healthy:
+        has_changed = health.note(not why)
+        was_suspect, server.suspect = server.suspect, health.is_suspect
+        if has_changed:
+            self._log(server, health, why)
+            self._set_outages()
+        if not why and (was_suspect or has_changed):
             self._session.answers_again(server)
 
     def _is_healthy(self, server: Server) -> bool:

@@ -29,7 +29,7 @@ from pinlater.store.shards import QueueShard, Session
 
 log: Final = logging.getLogger("pinlater.queues")
 
-#: A client asks a shard that did not answer again after this time. Until then it uses the other shards.
+#: A client asks a shard that did not answer again after this time, unless pings run. Until then it uses the others.
 ASK_AGAIN_S: Final = 5.0
 #: A call on several shards waits this long for a shard that does not answer.
 PATIENCE_S: Final = 1.0
@@ -75,7 +75,7 @@ def known_queue_shards(session: Session, queue: str, deadline_s: float) -> Flow[
         for queue_shard in queue_shards:
             queue_shard.stored = None
         raise not_found(queue)
-    answering = [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s]
+    answering = [queue_shard for queue_shard in queue_shards if not is_passed_over(queue_shard, now_s)]
     yield from carry(answering, newest, deadline_s)
     return [queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)]
 
@@ -107,6 +107,21 @@ def naming(queue_shard: QueueShard, flow: Flow[T]) -> Flow[T]:
         raise type(error)(f"{queue_shard}: {error}") from None
 
 
+def pass_over(queue_shard: QueueShard, error: PinLaterError) -> None:
+    """Uses other shards for ASK_AGAIN_S, because of an error. If its server was silent and is pinged, until its next
+    answered ping.
+    """
+    queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+    server = queue_shard.shard.server
+    if server.is_pinged and isinstance(error, ServerUnavailable | OutcomeUnknown):
+        server.suspect = True
+
+
+def is_passed_over(queue_shard: QueueShard, now_s: float) -> bool:
+    """Whether calls use other shards now. now_s: monotonic seconds."""
+    return queue_shard.silent_until_s > now_s or queue_shard.shard.server.suspect
+
+
 def _is_of_earlier_epoch(queue_shard: QueueShard, newest: StoredConfig) -> bool:
     stored = queue_shard.stored
     return stored is not None and not stored.deleted and stored.epoch < newest.epoch
@@ -114,7 +129,7 @@ def _is_of_earlier_epoch(queue_shard: QueueShard, newest: StoredConfig) -> bool:
 
 def _ask_unknown(queue_shards: list[QueueShard], now_s: float, deadline_s: float) -> Flow[None]:
     unknown = [queue_shard for queue_shard in queue_shards if queue_shard.stored is None]
-    ask = [queue_shard for queue_shard in unknown if queue_shard.silent_until_s <= now_s]
+    ask = [queue_shard for queue_shard in unknown if not is_passed_over(queue_shard, now_s)]
     if len(unknown) == len(queue_shards):
         yield from load_all(queue_shards, deadline_s, ask)
     else:
@@ -178,7 +193,7 @@ def _ask(
             raise result
         if isinstance(result, PinLaterError):
             failed.append((queue_shard, result))
-            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            pass_over(queue_shard, result)
         else:
             found[queue_shard] = result
     return found, failed
@@ -192,7 +207,7 @@ def carry(queue_shards: list[QueueShard], newest: StoredConfig, deadline_s: floa
     results = yield from together([_carry_to(queue_shard, newest, deadline_s) for queue_shard in behind])
     for queue_shard, result in zip(behind, results, strict=True):
         if isinstance(result, PinLaterError):
-            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            pass_over(queue_shard, result)
             log.warning(
                 "the configuration of queue %s could not be copied to shard %s yet: %s",
                 queue_shard.queue,

@@ -15,7 +15,7 @@ from typing import Final
 
 from pinlater.model.errors import InvalidArgument, PinLaterError
 from pinlater.operations.inspect import peek_at
-from pinlater.operations.queue_shards import ASK_AGAIN_S
+from pinlater.operations.queue_shards import is_passed_over, pass_over
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard
 
@@ -48,12 +48,12 @@ def covered(queue_shards: list[QueueShard], coverage: float, draw: float) -> lis
 
 
 def those_that_answer(queue_shards: list[QueueShard]) -> list[QueueShard]:
-    """Those whose servers answered last time and are healthy; all of them if there are none."""
+    """Those whose servers answered last time, and are neither suspect nor unhealthy; all of them if there are none."""
     now_s = time.monotonic()
     return [
         queue_shard
         for queue_shard in queue_shards
-        if queue_shard.silent_until_s <= now_s and queue_shard.shard.server.outage is None
+        if not is_passed_over(queue_shard, now_s) and queue_shard.shard.server.outage is None
     ] or queue_shards
 
 
@@ -73,7 +73,7 @@ def peek_all(queue_shards: list[QueueShard], deadline_s: float) -> Flow[None]:
     failed = [result for result in results if isinstance(result, PinLaterError)]
     for queue_shard, result in zip(queue_shards, results, strict=True):
         if isinstance(result, PinLaterError):
-            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            pass_over(queue_shard, result)
             queue_shard.left = []
     if len(failed) == len(queue_shards):
         raise failed[0]

@@ -7,7 +7,8 @@ Promises:
     Orphans that it inherits, as process 1 of a container, leave no zombies.
 Risks: a synchronous handler that hangs is cut off at a stop. Its job may already run in another process then.
 
-The supervisor has three helpers, one in each file: `restarter`, `replacer`, `stopper`. They share `process_slots`.
+The supervisor has four helpers, one in each file: `restarter`, `replacer`, `stopper`, `announcer`. They share
+`process_slots`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from pinlater.model.errors import InvalidArgument
+from pinlater.running.announcer import Announcer
 from pinlater.running.process_listener import IgnoreProcesses, ProcessListener
 from pinlater.running.process_slots import LAST_RESTART_S, ProcessSlot, ProcessTable
 from pinlater.running.replacer import Replacer
@@ -47,6 +49,7 @@ class Supervisor:
     listener: gets the reports and the ends of processes.
     recover: called with each process that may have left running jobs, and its exit code.
     stop_lines: what the log says of a stop.
+    ready: the start of the log line that comes when all processes are ready for the first time.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class Supervisor:
         listener: ProcessListener | None = None,
         recover: Callable[[Process, int], None] | None = None,
         stop_lines: StopLines = JOB_LINES,
+        ready: str = "ready",
     ) -> None:
         self._reloaded = reloaded or (lambda: process_sets)
         self._listener: ProcessListener = listener or IgnoreProcesses()
         self._recover = recover
         self._table = ProcessTable(process_sets)
+        self._announcer = Announcer(self._table, ready)
         self._stopper = Stopper(self._table, burst=burst, lines=stop_lines)
         self._restarter = Restarter(
             self._stopper,
@@ -90,6 +95,7 @@ class Supervisor:
             log.error("reload: %s; nothing changes", error)
             return
         log.info("reload: starting successors of all processes")
+        self._announcer.reload_begins()
         self._replacer.reload(process_sets)
         self.wake()
 
@@ -149,6 +155,7 @@ class Supervisor:
         self._table.leaving = [process for process in self._table.leaving if not self._has_left(process)]
         if not self._stopper.requested:
             self._replacer.stop_surplus()
+            self._announcer.look()
         self._stopper.pass_on()
         self._stopper.kill_late()
         reap_orphans({process.pid for process in self._table.processes})
@@ -205,3 +212,4 @@ class Supervisor:
             process.kill_s = NEVER_S
         if self._replacer.on_report(process):
             self.wake()
+        self._announcer.look()

@@ -7,6 +7,7 @@ is no login; keep the port inside your network.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -57,14 +58,25 @@ def readiness(of_processes: Answer, session: Session) -> Answer:
     return Answer(200, f"ok\nshards that do not answer: {named}\n")
 
 
-@asynccontextmanager
-async def serving_pages(address: str, pages: Answers) -> AsyncIterator[int]:
-    """Serves pages beside the block. Gives the port. Raises InvalidArgument if it is taken.
+def bind_pages(address: str) -> socket.socket:
+    """A socket on which pages can be served. Raises InvalidArgument if the address can not be had.
 
     address: HOST:PORT. With port 0 the system chooses one.
     """
-    with _listening(address) as listening:
-        port: int = listening.getsockname()[1]
+    host, port = parse_address(address)
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(where[:2], family=family)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+        raise InvalidArgument(f"http: cannot listen on {address}: {why}; name another port, or none") from None
+
+
+@asynccontextmanager
+async def serving_pages(listening: socket.socket, pages: Answers) -> AsyncIterator[int]:
+    """Serves pages beside the block, and closes the socket at its end. Gives the port. listening: of bind_pages()."""
+    with listening:
+        host, port = listening.getsockname()[:2]
         app = Starlette(routes=_routes(pages), exception_handlers={404: _not_found(pages)})
         app.router.redirect_slashes = False
         config = uvicorn.Config(
@@ -82,7 +94,12 @@ async def serving_pages(address: str, pages: Answers) -> AsyncIterator[int]:
         )
         server = _Server(config)
         task = asyncio.get_running_loop().create_task(server.serve([listening]), name="pinlater-admin")
-        log.info("admin pages on %s, port %d: %s", parse_address(address)[0] or "every address", port, ", ".join(pages))
+        log.info(
+            "admin pages on %s, port %d: %s",
+            "every address" if ipaddress.ip_address(host).is_unspecified else host,
+            port,
+            ", ".join(pages),
+        )
         try:
             yield port
         finally:
@@ -98,16 +115,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _listening(address: str) -> socket.socket:
-    host, port = parse_address(address)
-    try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(where[:2], family=family)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
-        raise InvalidArgument(f"http: cannot listen on {address}: {why}; name another port, or none") from None
 
 
 def _routes(pages: Mapping[str, Callable[[], Answer]]) -> list[Route]:

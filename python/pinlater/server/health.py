@@ -1,6 +1,6 @@
 """Pings servers at an interval, for `operations/health.py`.
 
-Promises that one silent server delays the pings of the others by the read timeout of the client at most.
+Promises that pings start at a fixed rate: a silent server does not slow them down, nor those of the others.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.base import check_seconds
 from pinlater.model.errors import PinLaterError
-from pinlater.operations.health import Health, HealthRules
+from pinlater.operations.health import PING_S, Health, HealthRules
 
 log: Final = logging.getLogger("pinlater.shards")
 
-#: Seconds between two pings of a server.
+#: Seconds from the start of a ping to that of the next one.
 PING_INTERVAL_S: Final = 5.0
 
 
 class HealthChecks:
     """Runs the pings of one client's servers between start() and stop().
 
-    interval_s: seconds between two pings of a server.
+    interval_s: seconds from the start of a ping to that of the next one. A longer ping delays the next one to its end.
     """
 
     def __init__(
         self, client: AsyncClient, rules: HealthRules | None = None, *, interval_s: float = PING_INTERVAL_S
     ) -> None:
         self._interval_s = check_seconds("interval_s", interval_s)
-        self._client = client.within(client.settings.timeouts[1])
+        self._client = client.within(PING_S)
         self._health = Health(client.session, rules)
         self._task: asyncio.Task[None] | None = None
 
@@ -59,6 +59,8 @@ class HealthChecks:
         )
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
         while True:
             try:
                 await self.ping_all()
@@ -66,4 +68,5 @@ class HealthChecks:
                 log.error("the shards were not pinged: %s", error)
             except Exception:
                 log.exception("the shards were not pinged: an unexpected error")
-            await asyncio.sleep(self._interval_s)
+            next_s = max(next_s + self._interval_s, loop.time())
+            await asyncio.sleep(next_s - loop.time())

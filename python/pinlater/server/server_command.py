@@ -10,9 +10,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from pinlater.running.background import in_background
@@ -20,7 +19,7 @@ from pinlater.running.queue_reader import reading_queues
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
 from pinlater.running.worker_process import REPORT_VARIABLE, ProcessSet, kill_after_s
-from pinlater.server.admin import pages_of, serving_pages
+from pinlater.server.admin import bind_pages, pages_of, serving_pages
 from pinlater.server.home_keeper import HomeKeeper
 from pinlater.server.queue_config_file import QueueConfigFile, RateKeeper
 from pinlater.server.read_settings import export_settings
@@ -64,14 +63,18 @@ def run_server(
         return run_process(settings, shards, listening, int(report_fd))
     shards = chosen_shards(settings, shards)
     raise_file_limit(settings.max_connections)
-    with closing(Sockets(settings)) as sockets:
-        return _supervise(settings, shards, sockets, command, read or (lambda: settings))
+    with ExitStack() as stack:
+        # before anything is announced
+        sockets = stack.enter_context(closing(Sockets(settings)))
+        pages = stack.enter_context(bind_pages(settings.http)) if settings.http else None
+        return _supervise(settings, shards, sockets, pages, command, read or (lambda: settings))
 
 
 def _supervise(
     settings: ServerSettings,
     shards: ChosenShards,
     sockets: Sockets,
+    pages: socket.socket | None,
     command: Sequence[str],
     read: Callable[[], ServerSettings],
 ) -> int:
@@ -98,18 +101,27 @@ def _supervise(
     host, port = sockets.address
     log.info("servers: %s", shards)
     log.info("PinLater's Thrift service listens on %s, port %d%s", host, port, ", with TLS" * bool(settings.tls_cert))
-    supervisor = Supervisor(sets, reloaded=reload, listener=status, stop_lines=STOP_LINES)
-    return supervisor.run(lambda: _beside(settings, shards, rates, status))
+    supervisor = Supervisor(
+        sets, reloaded=reload, listener=status, stop_lines=STOP_LINES, ready=f"ready on port {port}"
+    )
+    return supervisor.run(lambda: _beside(settings, shards, rates, status, pages))
 
 
 @asynccontextmanager
 async def _beside(
-    settings: ServerSettings, shards: ChosenShards, rates: QueueConfigFile, status: SupervisorStatus
+    settings: ServerSettings,
+    shards: ChosenShards,
+    rates: QueueConfigFile,
+    status: SupervisorStatus,
+    pages: socket.socket | None,
 ) -> AsyncIterator[None]:
-    """Runs the monitor of all queues, what sets their rates, and the admin pages beside the block."""
-    new_client = partial(shard_client, settings, shards)
+    """Runs the monitor of all queues, what sets their rates, and the admin pages beside the block.
+
+    pages: the socket of the admin pages; None: there are none.
+    """
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(new_client())
+        # one client: each watches the shards and logs what becomes of them
+        client = await stack.enter_async_context(shard_client(settings, shards))
         status.monitor = monitor = Monitor(client)
         status.own_samples = lambda: monitor_samples(monitor.counts)
         await monitor.start()
@@ -118,9 +130,10 @@ async def _beside(
         stack.push_async_callback(rates.stop)
         await stack.enter_async_context(in_background(RateKeeper(client, rates).run()))
         await stack.enter_async_context(in_background(HomeKeeper(client, rates).run()))
-        if settings.http:
-            status.queue_samples = await stack.enter_async_context(reading_queues(new_client, monitor.queues))
-            await stack.enter_async_context(serving_pages(settings.http, pages_of(status, client.session)))
+        if pages is not None:
+            reading = reading_queues(lambda: nullcontext(client), monitor.queues)
+            status.queue_samples = await stack.enter_async_context(reading)
+            await stack.enter_async_context(serving_pages(pages, pages_of(status, client.session)))
         yield
 
 

@@ -10,6 +10,7 @@ Promises:
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import socket
 from contextlib import suppress
@@ -45,7 +46,9 @@ def bind(settings: ServerSettings, *, shared: bool = False) -> socket.socket:
         return socket.create_server(("", port), backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         where = f"{host or 'every address'}, port {port}"
-        raise InvalidArgument(f"server: cannot listen on {where}: {error.strerror or error}") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+        advice = "name another address or port (--host, --port)"
+        raise InvalidArgument(f"server: cannot listen on {where}: {why}; {advice}") from None
 
 
 class Sockets:

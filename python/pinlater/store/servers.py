@@ -76,6 +76,8 @@ class Server:
     - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
     - is_used: a shard of the session is on it; else its connections are closed after their requests.
     - outage: makes the error of each request while the server is unhealthy (operations/health.py). None: it is not.
+    - is_pinged: pings run. They find out when a silent server answers again.
+    - suspect: the last ping failed, or a call got no answer since. New jobs and claims go to other servers meanwhile.
     - moves: how often the driver left the node that its connections led to. It uses no connection from before.
     """
 
@@ -90,6 +92,7 @@ class Server:
         self.version: str | None = None
         self.is_used = True
         self.outage: Callable[[], ServerUnavailable] | None = None
+        self.is_pinged = self.suspect = False
         self.moves = 0
         self._node = ""
         self._starter = _starter_of(url)

@@ -7,7 +7,8 @@ Promises:
     stops.
     Where the client has an archive, it moves the jobs of queues with marks (archive/automatic.py).
     A queue that is drained opens within a tick after it is empty, if its configuration says so.
-    An unexpected error is logged, and the monitor goes on.
+    An unexpected error is logged, and the monitor goes on. The log does not have each look at an unhealthy shard: the
+    health check has logged it once.
 Risks: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
 for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
 Jobs that failed for good are passed on once at most: not if this process dies first, or gets no answer in LOOK_S.
@@ -30,7 +31,7 @@ from pinlater.archive.archiver import Archiver
 from pinlater.archive.automatic import AutomaticArchiver
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
-from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound, ShardUnhealthy
 from pinlater.operations.opening import drains, open_if_empty
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
@@ -210,7 +211,7 @@ class Monitor:
                 await self._look_at(queue)
             except PinLaterError as error:
                 if not isinstance(error, QueueNotFound | FormatUnsupported):
-                    log.warning("queue %s: %s", queue, error)
+                    _log_failure(error, "queue %s: %s", queue, error)
                 else:
                     self._note_missing(queue, error)
                 # the next look is a first one
@@ -239,7 +240,7 @@ class Monitor:
             try:
                 self._found = await self._client.run(partial(queue_names, self._client.session))
             except PinLaterError as error:
-                log.warning("queues not listed: %s; the monitor looks at those that it knows", error)
+                _log_failure(error, "queues not listed: %s; the monitor looks at those that it knows", error)
             except Exception:
                 log.exception("queues not listed: an unexpected error; the monitor looks at those that it knows")
             self._rediscover_s = time.monotonic() + REDISCOVER_S
@@ -253,7 +254,7 @@ class Monitor:
         for queue_shard, result in zip(due, results, strict=True):
             if isinstance(result, Exception):
                 if isinstance(result, PinLaterError):
-                    log.warning("%s: %s", queue_shard, result)
+                    _log_failure(result, "%s: %s", queue_shard, result)
                 else:
                     log.error("%s: the monitor met an unexpected error", queue_shard, exc_info=result)
                 self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
@@ -293,7 +294,7 @@ class Monitor:
             if await self._client.run(lambda end: open_if_empty(self._client.session, first.queue, end)):
                 log.info("queue %s is empty, so it accepts new jobs again", first.queue)
         except PinLaterError as error:
-            log.warning("queue %s is drained and not opened yet: %s", first.queue, error)
+            _log_failure(error, "queue %s is drained and not opened yet: %s", first.queue, error)
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""
@@ -304,7 +305,7 @@ class Monitor:
                     lambda end, at=cursor or b"0": move_quarantined(session, queue_shard, at, end)  # type: ignore[misc]
                 )
         except PinLaterError as error:
-            log.warning("%s: quarantined jobs not moved yet: %s", queue_shard, error)
+            _log_failure(error, "%s: quarantined jobs not moved yet: %s", queue_shard, error)
 
     def _expire(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
@@ -350,6 +351,11 @@ class Monitor:
         for what, count in jobs.items():
             if count:
                 self.counts[queue, what] += count
+
+
+def _log_failure(error: PinLaterError, message: str, *arguments: object) -> None:
+    """Logs why something was not done."""
+    log.log(logging.DEBUG if isinstance(error, ShardUnhealthy) else logging.WARNING, message, *arguments)
 
 
 def _log_rest(queue_shard: QueueShard, watch: ShardWatch, rests: int, jumped_ms: int) -> None:
