@@ -50,6 +50,7 @@ def server(settings: Settings, /, config: Path | None, hash_password: bool, **op
     from pinlater.server.read_settings import read_settings
     from pinlater.server.server_command import run_server
     from pinlater.server.settings import ServerSettings
+    from pinlater.server.shard_client import check_named
 
     flags = {name: value for name, value in options.items() if value is not None}
     if settings.timeout_s != ServerSettings().timeout_s:
@@ -60,6 +61,7 @@ def server(settings: Settings, /, config: Path | None, hash_password: bool, **op
 
     log_at_least_info(settings)
     found, shards = read(), settings.servers()
+    check_named(found, shards, config)
     shards.export()
     export_archive(settings.archive())  # the processes read no file
     command = [sys.executable, "-m", "pinlater", *["-v"] * settings.verbosity, "server"]
