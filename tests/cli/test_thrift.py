@@ -25,7 +25,10 @@ ADVICE = (
     "; start `pinlater server` there, or name another one with --url; if it runs, its log and /readyz of its admin "
     "pages show more\n"
 )
-NOT_THERE = "is not on the Thrift interface; use --url redis://host:6379"
+NOT_THERE = (
+    "is not on the Thrift interface; name the Redis servers of the service: --shard 1=redis://host:6379 for each "
+    "shard, or --shards-file FILE"
+)
 
 
 @pytest.fixture
