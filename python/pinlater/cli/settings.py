@@ -22,7 +22,9 @@ from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument, NotOnThrift
 from pinlater.model.urls import shown_url
 from pinlater.server.connect import thrift_url
+from pinlater.server.thrift_url import SCHEMES, is_thrift
 from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl, export_archive
+from pinlater.store.servers import REMOTE_SCHEMES, check_scheme
 from pinlater.store.shards import URL_VARIABLE, ChosenShards, named_shard
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: What commands of queues and jobs work with.
 AnyClient: TypeAlias = "Client | ThriftClient"
+#: Schemes that a command takes. It takes memory:// too, but starts with an empty store each time.
+REDIS_SCHEMES: Final = (*REMOTE_SCHEMES, "embedded://")
 #: Advice for what Thrift servers lack. A command that names one of several shards would act on a part of a queue.
 ON_REDIS: Final = (
     "name the Redis servers of the service: --shard 1=redis://host:6379 for each shard, or --shards-file FILE"
@@ -80,11 +84,11 @@ class Settings:
 
         Raises NotOnThrift if they are Thrift servers.
         """
-        return check_redis(self._chosen())
+        return check_redis(_with_schemes(self._chosen(), REDIS_SCHEMES))
 
     def servers_beside_file(self) -> ChosenShards:
         """See servers(); --shards-file does not count. For the command that watches that file."""
-        return check_redis(settings_file.servers(self.url, self.shards or None))
+        return check_redis(_with_schemes(settings_file.servers(self.url, self.shards or None), REDIS_SCHEMES))
 
     def _chosen(self) -> ChosenShards:
         if self.shards_file is None:
@@ -95,10 +99,14 @@ class Settings:
 
         return ShardsFile(Path(self.shards_file)).read()
 
+    def _thrift_url(self) -> str | None:
+        """The URL of the Thrift servers; None: they are Redis servers."""
+        return thrift_url(_with_schemes(self._chosen(), (*REDIS_SCHEMES, *SCHEMES)))
+
     @property
     def on_thrift(self) -> bool:
         """Whether the servers are Thrift servers."""
-        return thrift_url(self._chosen()) is not None
+        return self._thrift_url() is not None
 
     def archive(self) -> ArchiveUrl | None:
         """The archive of the command line, else of PINLATER_ARCHIVE_URL, else of TOML, else none."""
@@ -120,7 +128,7 @@ class Settings:
 
         lacking: what the command line has and the Thrift interface lacks, such as `--wait`.
         """
-        found = thrift_url(self._chosen())
+        found = self._thrift_url()
         if found is None:
             return self.client()
         if lacking:
@@ -134,6 +142,14 @@ class Settings:
     def client_settings(self) -> ClientSettings:
         """The settings of a client, for commands that make their own clients."""
         return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
+
+
+def _with_schemes(chosen: ChosenShards, expected: Sequence[str]) -> ChosenShards:
+    """The chosen servers. Raises InvalidArgument for an unknown scheme. expected: those that its message names."""
+    for url in chosen.values():
+        if not is_thrift(url):
+            check_scheme(url, expected)
+    return chosen
 
 
 def check_redis(chosen: ChosenShards) -> ChosenShards:
