@@ -120,7 +120,7 @@ def test_a_password_from_a_file_from_stdin_and_none(thrift: Run, tmp_path: Path)
     )
     wrong = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=b"wrong\n")
     assert wrong.code == SERVER
-    assert "expected the password" in wrong.err
+    assert "wrong password: deleteQueue needs the password of this server" in wrong.err
     assert thrift("queue", "rm", "mail", "--yes", "--password-file", str(file)).out == "queue mail deleted\n"
     again = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=f"{PASSWORD}\r\n".encode())
     assert again == (NO, "queue mail was deleted already\n", "")
