@@ -176,12 +176,18 @@ def test_a_password_is_for_thrift_servers_only(run: Run) -> None:
         ("monitor", "monitor"),
         ("server", "server"),
         ("doctor", "doctor"),
-        ("version", "version"),
     ],
 )
 def test_what_needs_redis(nobody: Run, command: str, what: str) -> None:
     ran = nobody(*command.split())
     assert ran == (USAGE, "", f"error: pinlater {what} {NOT_THERE}\n")
+
+
+def test_the_versions_here_need_no_server(nobody: Run) -> None:
+    ran = nobody("version")
+    assert (ran.code, ran.err) == (DONE, "")
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["pinlater", "core", "python", "redis-py"]
+    assert nobody("version", "--json").document["servers"] == {}
 
 
 def test_an_app_that_names_no_servers_needs_redis(nobody: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,10 +36,11 @@ from pinlater.store.archive_url import export_archive
 def server(settings: Settings, /, config: Path | None, hash_password: bool, **options: Any) -> int:
     """Serve PinLater's Thrift interface.
 
-    Clients of the original PinLater work unchanged. Without --url it serves on the embedded server. There is no login:
-    run it inside your network. Settings stand in [server] of pinlater.toml, in the file of --config, and here; the
-    later ones win. SIGTERM or Ctrl-C stops it; calls under way are answered first. SIGHUP reads the settings again and
-    replaces the processes one by one.
+    Clients of the original PinLater work unchanged. --url, --shard and --timeout count too (pinlater --help): name the
+    Redis servers by --url or --shard, or by --shards-file, PINLATER_URL or pinlater.toml. If nothing names them, it
+    serves on the embedded server, but not with --config. There is no login: run it inside your network. Settings stand
+    in [server] of pinlater.toml, in the file of --config, and here; the later ones win. SIGTERM or Ctrl-C stops it;
+    calls under way are answered first. SIGHUP reads the settings again and replaces the processes one by one.
     """
     if hash_password:
         return _print_hash()

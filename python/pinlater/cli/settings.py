@@ -211,7 +211,7 @@ def common_options(*, hidden: bool, shown: Sequence[str] = ()) -> Callable[[F], 
             hidden=hidden and "--shards-file" not in shown,
             expose_value=False,
             callback=_set_shards_file,
-            help="The original's JSON file of shards. Replaces --url and --shard. `pinlater server` watches it.",
+            help="The original's JSON file of shards, in place of --url and --shard. `pinlater server` watches it.",
         ),
         click.option(
             "--archive",
