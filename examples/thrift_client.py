@@ -7,12 +7,14 @@ from importlib.resources import files
 
 import thriftpy2
 from thriftpy2.rpc import make_client
-from thriftpy2.transport import TFramedTransportFactory
+from thriftpy2.transport import TFramedTransportFactory, TTransportException
 
 interface = thriftpy2.load(str(files("pinlater.server") / "pinlater.thrift"), module_name="interface_thrift")
 host, _, port = (sys.argv[1] if len(sys.argv) > 1 else "localhost:9010").partition(":")
-client = make_client(interface.PinLater, host, int(port), trans_factory=TFramedTransportFactory(), timeout=10_000)
-
+try:
+    client = make_client(interface.PinLater, host, int(port), trans_factory=TFramedTransportFactory(), timeout=10_000)
+except TTransportException:
+    sys.exit(f"no server answers on {host}:{port}: start `pinlater server` first")
 # who calls: an ack counts if it names the source of the dequeue
 context = interface.RequestContext(source="example:laptop")
 STATES = ["pending", "in progress", "succeeded", "failed"]

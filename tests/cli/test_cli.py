@@ -59,7 +59,7 @@ def test_help_names_the_exit_codes(run: Run) -> None:
         (["--shard", "nonsense", "queue", "ls"], "expected NAME=URL"),
         (
             ["--url", "http://x", "queue", "ls"],
-            "expected redis://, rediss://, unix://, embedded:// or memory://, got 'http://x'",
+            "expected redis://, rediss://, unix://, embedded://, thrift:// or thrifts://, got 'http://x'",
         ),
         (["--url", "redis://x", "--shard", "1=redis://y", "queue", "ls"], "expected a URL or shards, got both"),
         (["job", "ack", "mail:s1:p1:7"], "expected descriptor@token"),

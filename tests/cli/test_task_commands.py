@@ -241,4 +241,4 @@ def test_an_app_that_names_its_servers(
         assert app.handle(sent.out.strip()).status() is not None
     refused = run("task", "send", "task_named:app", "t", "--url", server.url)
     assert refused.code == USAGE
-    assert "task_named:app names its servers itself; leave out --url and --shard" in refused.err
+    assert "task_named:app names its servers itself; leave out --url, --shard and --shards-file" in refused.err

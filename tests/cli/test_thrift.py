@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import io
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from cryptography import x509
 
+from pinlater import Client
 from pinlater.cli import main
 from pinlater.cli.command_base import DONE, NO, SERVER, UNKNOWN, USAGE
 from pinlater.server.passwords import hash_password
+from tests.support.certificates import Authority, TlsFiles
 from tests.support.cli_runs import Ran, Run, run  # noqa: F401
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
 from tests.support.thrift_fake import FakeServer, ordinary
 from tests.support.thrift_server import ThriftServer
 
@@ -25,7 +29,16 @@ ADVICE = (
     "; start `pinlater server` there, or name another one with --url; if it runs, its log and /readyz of its admin "
     "pages show more\n"
 )
-NOT_THERE = "is not on the Thrift interface; use --url redis://host:6379"
+NOT_THERE = (
+    "is not on the Thrift interface; name the Redis servers of the service: --shard 1=redis://host:6379 for each "
+    "shard, or --shards-file FILE"
+)
+
+
+def tls_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    return context
 
 
 @pytest.fixture
@@ -107,7 +120,7 @@ def test_a_password_from_a_file_from_stdin_and_none(thrift: Run, tmp_path: Path)
     )
     wrong = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=b"wrong\n")
     assert wrong.code == SERVER
-    assert "expected the password" in wrong.err
+    assert "wrong password: deleteQueue needs the password of this server" in wrong.err
     assert thrift("queue", "rm", "mail", "--yes", "--password-file", str(file)).out == "queue mail deleted\n"
     again = thrift("queue", "rm", "mail", "--yes", "--password-file", "-", stdin=f"{PASSWORD}\r\n".encode())
     assert again == (NO, "queue mail was deleted already\n", "")
@@ -163,12 +176,18 @@ def test_a_password_is_for_thrift_servers_only(run: Run) -> None:
         ("monitor", "monitor"),
         ("server", "server"),
         ("doctor", "doctor"),
-        ("version", "version"),
     ],
 )
 def test_what_needs_redis(nobody: Run, command: str, what: str) -> None:
     ran = nobody(*command.split())
     assert ran == (USAGE, "", f"error: pinlater {what} {NOT_THERE}\n")
+
+
+def test_the_versions_here_need_no_server(nobody: Run) -> None:
+    ran = nobody("version")
+    assert (ran.code, ran.err) == (DONE, "")
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["pinlater", "core", "python", "redis-py"]
+    assert nobody("version", "--json").document["servers"] == {}
 
 
 def test_an_app_that_names_no_servers_needs_redis(nobody: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +249,86 @@ def test_advice_fits_the_url(thrift: Run) -> None:
         fake.answer = lambda asked: asked.refuses(501, "no shard is healthy")
         ran = thrift("queue", "ls", "--url", f"thrift://127.0.0.1:{fake.port}")
     assert ran.code == SERVER
-    assert "no shard is healthy" in ran.err
-    assert ran.err.endswith(ADVICE)
+    assert "no shard is healthy; `pinlater server` runs there: look at the Redis that it names; " in ran.err
+    assert "start" not in ran.err
     ran = thrift("queue", "ls", "--url", "redis://127.0.0.1:1")
     assert ran.err.endswith("; start it, or name another one with --url; pinlater doctor shows more\n")
+
+
+def test_a_shard_that_is_away_is_no_server_to_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThriftServer({"b": f"redis://127.0.0.1:{free_port()}"}, timeout_s=0.5) as service:
+        monkeypatch.setenv("PINLATER_URL", f"thrift://127.0.0.1:{service.port}")
+        ran = run("job", "count", "mail")
+    assert ran.code == SERVER
+    assert "Connection refused; `pinlater server` runs there: look at the Redis that it names; " in ran.err
+
+
+def test_a_paused_queue_is_not_said_to_have_nothing_due(thrift: Run, server: Server) -> None:
+    thrift("queue", "create", "mail")
+    thrift("job", "enqueue", "mail", "a", "b")
+    with Client(shards=dict.fromkeys("12", server.url)) as client:
+        client.pause_queue("mail")
+    ran = thrift("job", "dequeue", "mail", "--dry-run")
+    assert ran.code == DONE
+    assert ran.out.startswith("queue mail: a dequeue gives none of its due jobs now (2); the queue may be paused ")
+    assert thrift("job", "dequeue", "other", "--dry-run").out == "queue other has no due jobs\n"
+
+
+def test_what_is_said_of_tls(run: Run, tmp_path: Path) -> None:
+    """The advice is the last thing of each line: the server is there, and need not be started."""
+    authority = Authority(tmp_path)
+    ca = authority.files.certificate
+    other = authority.sign("other", x509.SubjectAlternativeName([x509.DNSName("elsewhere.example")]))
+
+    def said(url: str) -> str:
+        ran = run("queue", "ls", "--url", url)
+        assert ran.code == SERVER
+        return ran.err
+
+    with FakeServer(tls=tls_context(authority.files)) as fake:
+        address = f"127.0.0.1:{fake.port}"
+        unknown = said(f"thrifts://{address}")
+        assert "CERTIFICATE_VERIFY_FAILED" in unknown
+        assert unknown.endswith("the URL ends with ?ca=FILE, which has that authority\n")
+        assert run("queue", "ls", "--url", f"thrifts://{address}?ca={ca}").code == DONE
+    with FakeServer(tls=tls_context(other)) as fake:
+        wrong = said(f"thrifts://127.0.0.1:{fake.port}?ca={ca}")
+    assert wrong.endswith("; the host of the URL must be one that the certificate names\n")
+
+
+def test_what_is_said_of_a_port_with_tls_and_of_one_without(run: Run, server: Server, tmp_path: Path) -> None:
+    files = Authority(tmp_path).files
+    with ThriftServer({"1": server.url}, tls_cert=str(files.certificate), tls_key=str(files.key)) as service:
+        ran = run("queue", "ls", "--url", f"thrift://127.0.0.1:{service.port}")
+    assert "; if the port takes TLS, the URL begins with thrifts://; else the log of the server may say why" in ran.err
+    with ThriftServer({"1": server.url}) as service:
+        ran = run("queue", "ls", "--url", f"thrifts://127.0.0.1:{service.port}")
+    assert "if the port takes no TLS, the URL begins with thrift://" in ran.err
+
+
+SCHEMES = "error: server URL: expected redis://, rediss://, unix://, embedded://"
+
+
+@pytest.mark.parametrize(
+    ("command", "url", "said"),
+    [
+        ("queue ls", "thirft://h", f"{SCHEMES}, thrift:// or thrifts://, got 'thirft://h'; did you mean 'thrift'?"),
+        ("job count mail", "rdis://h", f"{SCHEMES}, thrift:// or thrifts://, got 'rdis://h'; did you mean 'redis'?"),
+        (
+            "doctor",
+            "thirft://h",
+            "error: server URL: expected redis://, rediss://, unix:// or embedded://, got 'thirft",
+        ),
+        ("queue ls", "thrift:/h", "error: server URL '(a malformed URL)': expected thrift://host:9010, "),
+        ("queue info mail", "thrift:/h", "error: pinlater queue info is not on the Thrift interface; "),
+    ],
+)
+def test_a_slip_in_a_url(run: Run, command: str, url: str, said: str) -> None:
+    ran = run(*command.split(), "--url", url)
+    assert ran.code == USAGE
+    assert ran.err.startswith(said)
+    assert "memory://" not in ran.err
+    assert "connect()" not in ran.err
 
 
 def test_a_url_that_can_not_be_read(run: Run) -> None:

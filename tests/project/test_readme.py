@@ -123,7 +123,10 @@ def test_every_file_it_names_is_there() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        file, _, heading = link.partition("#")
+        assert (ROOT / file).exists(), link
+        headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text("utf-8"), re.MULTILINE) if heading else []
+        assert heading in ("", *(each.lower().replace(" ", "-") for each in headings)), link
 
 
 def test_every_file_that_contributing_names_is_there() -> None:

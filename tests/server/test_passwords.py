@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
+import subprocess
 
 import pytest
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.server.passwords import FIRST_PAUSE_S, MOST_PAUSE_S, MOST_TRIES, Password, TooManyTries, hash_password
+from tests.support.pages import page
 
 #: Of the original, for the password "letmein".
 ORIGINAL = hashlib.sha256(b"letmein" + b"VHzMjY2Kb9BYlyrbtpyFvnHVPZAvB5Rm").hexdigest()
@@ -29,7 +32,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def tried(password: Password, *attempts: str | None) -> list[bool]:
     async def run() -> list[bool]:
-        return [await password.matches(each) for each in attempts]
+        return [await password.matches(each, "d", "evil:host") for each in attempts]
 
     return asyncio.run(run())
 
@@ -38,6 +41,13 @@ def tried(password: Password, *attempts: str | None) -> list[bool]:
 def test_the_right_one_alone_matches(hashed: str, pauses: list[float]) -> None:
     wrong = ("letmei", "letmein ", "", None, hashed, "\0", "x" * 100_000, "π")
     assert tried(Password(hashed), "letmein", *wrong, "letmein") == [True] + [False] * len(wrong) + [True]
+
+
+def test_the_page_shows_how_the_original_makes_a_hash(pauses: list[float]) -> None:
+    [(command, shown)] = re.findall(r"^    \$ (printf .*)\n    (.*)\n", page("thrift"), re.MULTILINE)
+    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert printed == f"{shown}\n"
+    assert tried(Password(printed.split()[0]), "letmein") == [True]
 
 
 def test_a_hash_has_its_own_salt() -> None:
@@ -57,6 +67,16 @@ def test_wrong_ones_are_counted_and_slowed(pauses: list[float], caplog: pytest.L
     assert (password.wrong, password.wrong_in_a_row) == (9, 1)
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 9
     assert "letmein" not in caplog.text
+    assert "deleteQueue of 'd' by source 'evil:host': wrong password, 2 in a row in this process" in caplog.text
+
+
+def test_what_a_client_sends_stays_on_one_line_of_the_log(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    asyncio.run(Password(ORIGINAL).matches("x", "d" * 100_000, "a\nWARNING b"))
+    [record] = caplog.records
+    assert "by source 'a\\nWARNING b': wrong password" in record.getMessage()
+    assert len(record.getMessage()) < 200
 
 
 def test_tries_that_come_together_are_carried_out_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +88,9 @@ def test_tries_that_come_together_are_carried_out_one_by_one(monkeypatch: pytest
             await gate.wait()
 
         monkeypatch.setattr(Password, "pause", pause)
-        wrong = asyncio.ensure_future(password.matches("x"))
+        wrong = asyncio.ensure_future(password.matches("x", "d", "evil:host"))
         await waiting.wait()
-        right = asyncio.ensure_future(password.matches("letmein"))
+        right = asyncio.ensure_future(password.matches("letmein", "d", "evil:host"))
         done, _ = await asyncio.wait([right], timeout=0.05)
         assert not done  # it waits for the pause of the one before
         gate.set()
@@ -85,13 +105,13 @@ def test_tries_that_wait_are_few_and_end_with_the_server(monkeypatch: pytest.Mon
 
     async def many() -> None:
         password = Password(ORIGINAL)
-        tries = [asyncio.ensure_future(password.matches("x")) for _ in range(MOST_TRIES + 1000)]
+        tries = [asyncio.ensure_future(password.matches("x", "d", "evil:host")) for _ in range(MOST_TRIES + 1000)]
         refused, _ = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
         assert len(refused) == 1000
         assert {type(each.exception()) for each in refused} == {TooManyTries}
         password.close()
         assert [await each for each in tries[:MOST_TRIES]] == [False] * MOST_TRIES
-        assert await password.matches("letmein")  # there is room again
+        assert await password.matches("letmein", "d", "evil:host")  # there is room again
 
     asyncio.run(many())
 

@@ -115,8 +115,8 @@ def test_what_has_no_meaning_is_said_once(path: Path, caplog: pytest.LogCaptureF
     text = "BACKEND_QUERY_PARALLELISM=5\nSERVER_SET_ENABLED=true\nBACKEND_SOCKET_TIMEOUT_SECONDS=1\nSERVER_SET_PATH=x"
     assert read(path, text) == {}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: SERVER_SET_ENABLED, SERVER_SET_PATH: unneeded, as servers share a rate without it",
-        f"{path}: without a meaning for this server: BACKEND_QUERY_PARALLELISM, BACKEND_SOCKET_TIMEOUT_SECONDS",
+        f"{path}: ignored, servers share a rate without them: SERVER_SET_ENABLED, SERVER_SET_PATH",
+        f"{path}: ignored, this server does not need them: BACKEND_QUERY_PARALLELISM, BACKEND_SOCKET_TIMEOUT_SECONDS",
     ]
 
 

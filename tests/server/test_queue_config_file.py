@@ -17,7 +17,7 @@ from pinlater import AsyncClient, Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.limits import Rate
 from pinlater.running.background import in_background
-from pinlater.server.queue_config_file import QueueConfigFile, RateKeeper, parse_rates
+from pinlater.server.queue_config_file import QueueConfigFile, RateKeeper, parse_rates, shown
 from tests.conftest import FreshServer
 from tests.support.servers import Server
 from tests.support.thrift_clients import ThriftpyPeer
@@ -51,6 +51,19 @@ def rate_of(value: Any) -> Rate | None:
 )
 def test_a_rate(value: float, expected: str) -> None:
     assert rate_of(value) == Rate.of(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(100, "100/s"), (0.5, "0.5/s"), (1.5, "1.5/s"), (0, "0/s"), (10**9, "none"), (1 / 3, "0.333333333/s")],
+)
+def test_a_log_line_has_the_number_of_the_file(value: float, said: str) -> None:
+    assert shown(rate_of(value)) == said
+
+
+@pytest.mark.parametrize(("text", "said"), [("5/m", "5/m"), ("30/m", "0.5/s")])
+def test_a_rate_that_somebody_else_set_is_readable(text: str, said: str) -> None:
+    assert shown(Rate.of(text)) == said
 
 
 @pytest.mark.parametrize("value", [33.333333333333336, 1 / 3, 99999.99999999999, 1e-6 / 3, 0.1 + 0.2])
@@ -218,7 +231,7 @@ def test_a_queue_that_is_created_later_gets_its_rate(rates: Rates, client: Clien
     async def follow() -> None:
         rates.write(mail=5)
         async with rates.kept():
-            await rates.logged("queue mail gets its rate, 5/s, when it is created")
+            await rates.logged("queue mail does not exist yet; its rate will be 5/s")
             client.create_queue("mail")
             await rates.logged("queue mail: its rate is 5/s now, it was none")
 

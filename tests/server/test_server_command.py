@@ -16,9 +16,12 @@ from thriftpy2.transport import TFramedTransportFactory
 
 from pinlater import Client
 from pinlater.cli.command_base import DONE, USAGE
+from pinlater.client import settings_file
 from pinlater.model.limits import Rate
 from pinlater.server.interface import structs
 from pinlater.server.passwords import check_hash, hash_password
+from pinlater.server.read_settings import read_settings
+from pinlater.server.shard_client import check_named
 from pinlater.store.shards import URL_VARIABLE
 from tests.conftest import FreshServer
 from tests.support.certificates import Authority, TlsFiles
@@ -297,6 +300,29 @@ def test_servers_are_named_once(
     assert (BOTH + said).format(folder=tmp_path) in ran.err
     assert "keep the file, and leave out the URL (--url, " in ran.err
     assert "keep the URL, and leave out the file (--shards-file, " in ran.err
+
+
+@pytest.mark.parametrize("line", ["THRIFT_PORT=0", "SHARD_CONFIG_FILE_PATH="])
+def test_a_properties_file_needs_servers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(URL_VARIABLE)
+    (tmp_path / "server.properties").write_text(f"{line}\n")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        taken = listening.getsockname()[1]  # it does not come as far as to listen
+        ran = run("server", "--host", "127.0.0.1", "--port", str(taken), "--no-http", "--config", "server.properties")
+    assert ran.code == USAGE
+    assert ran.err.startswith("error: servers: expected the Redis servers beside server.properties, got none; ")
+    assert "-Dbackend_config=redis.json: give that file by --shards-file redis.json" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "toml"), [("embedded://./data", ""), ("", 'url = "redis://a:1"'), ("", '[server]\nshards_file = "s"')]
+)
+def test_any_name_of_servers_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, toml: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(URL_VARIABLE, variable)
+    (tmp_path / "pinlater.toml").write_text(f"{toml}\n")
+    check_named(read_settings({}), settings_file.servers(), Path("server.properties"))
 
 
 def test_a_password_of_stdin_is_hashed(run: Run) -> None:

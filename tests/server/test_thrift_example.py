@@ -50,6 +50,15 @@ def test_it_enqueues_dequeues_and_acks(port: int, environment: dict[str, str]) -
     assert works[2:] == [f"{hello} succeeded by the example", f"{world} failed by the example"]
 
 
+def test_without_a_server_it_says_what_to_start(environment: dict[str, str]) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLE), nobody], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == f"no server answers on {nobody}: start `pinlater server` first\n"
+
+
 def test_it_is_short_and_knows_nothing_of_pinlater() -> None:
     text = EXAMPLE.read_text("utf-8")
     assert len(text.splitlines()) <= 40

@@ -35,7 +35,7 @@ from pinlater.model.errors import (
 from pinlater.model.text import did_you_mean
 from pinlater.model.tracebacks import of_user
 from pinlater.model.urls import hide_urls
-from pinlater.server.thrift_url import SCHEMES
+from pinlater.server.thrift_url import NO_ANSWER, SCHEMES
 
 DONE: Final = 0
 NO: Final = 1
@@ -66,11 +66,18 @@ ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ServerFull, "make room (pinlater job dequeue, purge) or raise maxmemory"),
     (ServerUnavailable, "start it, or name another one with --url; pinlater doctor shows more"),
 )
-#: In place of that advice, if a Thrift server is named: what is away may be its Redis.
+#: In place of that advice, if no Thrift server has answered.
 THRIFT_ADVICE: Final = (
     "start `pinlater server` there, or name another one with --url; if it runs, its log and /readyz of its admin pages "
     "show more"
 )
+#: Likewise, if one has answered that it cannot reach its Redis servers.
+SHARD_ADVICE: Final = (
+    "`pinlater server` runs there: look at the Redis that it names; /readyz of its admin pages names all shards that "
+    "do not answer"
+)
+#: Errors with such a text say what to do, and the server is there.
+ADVISED: Final = ("the URL", "CERTIFICATE_VERIFY_FAILED", "took all its time")
 
 
 class CommandFailed(click.ClickException):
@@ -170,11 +177,21 @@ def explain(error: Exception) -> tuple[str, int]:
     code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
     if code is None:
         return f"unexpected {type(error).__name__}: {error}; this is a bug; PINLATER_DEBUG=1 shows the traceback", BUG
-    advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
-    if isinstance(error, ServerUnavailable) and any(scheme in str(error) for scheme in SCHEMES):
-        advice = THRIFT_ADVICE
-    advised = "the URL" in str(error)  # it says what to do: the server is there
-    return f"{error}; {advice}" if advice and not advised else str(error), code
+    advice = _advice(error)
+    return f"{error}; {advice}" if advice else str(error), code
+
+
+def _advice(error: Exception) -> str:
+    """What to do about an error; "" if it says so itself."""
+    if isinstance(error, ServerUnavailable):
+        text = str(error)
+        if any(said in text for said in ADVISED):
+            return ""
+        if text.startswith(NO_ANSWER):
+            return THRIFT_ADVICE
+        if any(scheme in text for scheme in SCHEMES):
+            return SHARD_ADVICE
+    return next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:

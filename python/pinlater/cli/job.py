@@ -103,7 +103,11 @@ def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_
 def _why_empty(client: AnyClient, queue: str) -> str:
     if isinstance(client, Client):
         return why_empty(client, queue)
-    return f"queue {queue} {none_due(client.count(queue))}"
+    counts = client.count(queue)
+    if counts.pending:  # the answer of Thrift servers does not say what keeps them
+        due = f"queue {queue}: a dequeue gives none of its due jobs now ({counts.pending:,})"
+        return f"{due}; the queue may be paused or at its max_running: pinlater queue info on its Redis servers says"
+    return f"queue {queue} {none_due(counts)}"
 
 
 def _how_long(client: AnyClient, queue: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
@@ -21,7 +22,9 @@ from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument, NotOnThrift
 from pinlater.model.urls import shown_url
 from pinlater.server.connect import thrift_url
+from pinlater.server.thrift_url import SCHEMES, is_thrift
 from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl, export_archive
+from pinlater.store.servers import REMOTE_SCHEMES, check_scheme
 from pinlater.store.shards import URL_VARIABLE, ChosenShards, named_shard
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: What commands of queues and jobs work with.
 AnyClient: TypeAlias = "Client | ThriftClient"
+#: Schemes that a command takes. It takes memory:// too, but starts with an empty store each time.
+REDIS_SCHEMES: Final = (*REMOTE_SCHEMES, "embedded://")
+#: Advice for what Thrift servers lack. A command that names one of several shards would act on a part of a queue.
+ON_REDIS: Final = (
+    "name the Redis servers of the service: --shard 1=redis://host:6379 for each shard, or --shards-file FILE"
+)
 LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -60,6 +69,7 @@ class Settings:
 
     url: str | None = field(default=None, repr=False)
     shards: dict[str, str | Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    shards_file: str | None = None
     archive_url: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     verbosity: int = 0
@@ -68,22 +78,36 @@ class Settings:
     @property
     def named(self) -> bool:
         """Whether the command line names servers."""
-        return self.url is not None or bool(self.shards)
+        return self.url is not None or bool(self.shards) or self.shards_file is not None
 
     def servers(self) -> ChosenShards:
         """The shards of the command line, else of PINLATER_URL, else of TOML, else the default.
 
         Raises NotOnThrift if they are Thrift servers.
         """
-        return check_redis(self._chosen())
+        return check_redis(_with_schemes(self._chosen(), REDIS_SCHEMES))
+
+    def servers_beside_file(self) -> ChosenShards:
+        """See servers(); --shards-file does not count. For the command that watches that file."""
+        return check_redis(_with_schemes(settings_file.servers(self.url, self.shards or None), REDIS_SCHEMES))
 
     def _chosen(self) -> ChosenShards:
-        return settings_file.servers(self.url, self.shards or None)
+        if self.shards_file is None:
+            return settings_file.servers(self.url, self.shards or None)
+        if self.url is not None or self.shards:
+            raise InvalidArgument("servers: expected --shards-file, or --url or --shard, got both")
+        from pinlater.server.shards_file import ShardsFile  # few commands need it
+
+        return ShardsFile(Path(self.shards_file)).read()
+
+    def _thrift_url(self) -> str | None:
+        """The URL of the Thrift servers; None: they are Redis servers."""
+        return thrift_url(_with_schemes(self._chosen(), (*REDIS_SCHEMES, *SCHEMES)))
 
     @property
     def on_thrift(self) -> bool:
         """Whether the servers are Thrift servers."""
-        return thrift_url(self._chosen()) is not None
+        return self._thrift_url() is not None
 
     def archive(self) -> ArchiveUrl | None:
         """The archive of the command line, else of PINLATER_ARCHIVE_URL, else of TOML, else none."""
@@ -105,7 +129,7 @@ class Settings:
 
         lacking: what the command line has and the Thrift interface lacks, such as `--wait`.
         """
-        found = thrift_url(self._chosen())
+        found = self._thrift_url()
         if found is None:
             return self.client()
         if lacking:
@@ -121,6 +145,14 @@ class Settings:
         return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
 
 
+def _with_schemes(chosen: ChosenShards, expected: Sequence[str]) -> ChosenShards:
+    """The chosen servers. Raises InvalidArgument for an unknown scheme. expected: those that its message names."""
+    for url in chosen.values():
+        if not is_thrift(url):
+            check_scheme(url, expected)
+    return chosen
+
+
 def check_redis(chosen: ChosenShards) -> ChosenShards:
     """The chosen servers. Raises NotOnThrift if they are Thrift servers."""
     if thrift_url(chosen) is not None:
@@ -132,7 +164,7 @@ def _not_on_thrift(lacking: str = "") -> NotOnThrift:
     """The error of the running command, or of a part of its command line."""
     context = click.get_current_context(silent=True)
     what = "this" if context is None else context.command_path
-    return NotOnThrift(f"{what} {lacking}".strip(), "use --url redis://host:6379")
+    return NotOnThrift(f"{what} {lacking}".strip(), ON_REDIS)
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -145,12 +177,14 @@ def settings_of(context: click.Context) -> Settings:
 def check_servers_of_app(settings: Settings, app: str, named: bool) -> None:
     """Raises a usage error if the command line and the app both name servers. named: whether the app does."""
     if named and settings.named:
-        raise click.UsageError(f"{app} names its servers itself; leave out --url and --shard")
+        raise click.UsageError(f"{app} names its servers itself; leave out --url, --shard and --shards-file")
 
 
-def common_options(*, hidden: bool) -> Callable[[F], F]:
-    """Adds --url, --shard, --archive, --timeout and -v. hidden: leave them out of the command's help; the main help
-    shows them.
+def common_options(*, hidden: bool, shown: Sequence[str] = ()) -> Callable[[F], F]:
+    """Adds --url, --shard, --shards-file, --archive, --timeout and -v.
+
+    hidden: leave them out of the command's help; the main help shows them.
+    shown: those that the command's help shows too.
     """
     options = (
         click.option(
@@ -171,6 +205,14 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             expose_value=False,
             callback=_add_shards,
             help="A shard; repeat it for each shard. Replaces --url. NAME:dequeue_only=URL takes no new jobs.",
+        ),
+        click.option(
+            "--shards-file",
+            metavar="FILE",
+            hidden=hidden and "--shards-file" not in shown,
+            expose_value=False,
+            callback=_set_shards_file,
+            help="The original's JSON file of shards, in place of --url and --shard. `pinlater server` watches it.",
         ),
         click.option(
             "--archive",
@@ -235,6 +277,11 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
         except InvalidArgument as error:
             raise click.BadParameter(str(error)) from None
         settings_of(context).shards[shard] = table
+
+
+def _set_shards_file(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        settings_of(context).shards_file = value
 
 
 def _set_archive(context: click.Context, _: click.Parameter, value: str | None) -> None:

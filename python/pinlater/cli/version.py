@@ -1,6 +1,7 @@
 """`pinlater version`: the versions here and on the servers.
 
-Promises exit code 0 even if a server does not answer. Risks: with embedded:// the command starts the server.
+Promises exit code 0 even if a server does not answer. Thrift servers are not asked. Risks: with embedded:// the command
+starts the server.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from pinlater.cli.settings import Settings, common_options, json_option
 @json_option
 @click.pass_obj
 def version(settings: Settings) -> int:
-    """Print the versions of PinLater, Python, redis-py and the servers."""
+    """Print the versions of PinLater, Python, redis-py and the Redis servers."""
     versions = {
         "pinlater": __version__,
         "core": _core.__version__,
         "python": platform.python_version(),
         "redis_py": redis.__version__,
     }
-    servers = server_versions(settings.client_settings())
+    # the Thrift interface has no versions
+    servers = {} if settings.on_thrift else server_versions(settings.client_settings())
     if settings.as_json:
         print_json({**versions, "servers": servers})
     else:

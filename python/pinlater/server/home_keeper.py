@@ -1,5 +1,6 @@
-"""Moves the homes of rates when shards are removed: the original's files know no shard that counts for a rate.
+"""Moves the homes of rates when shards are removed.
 
+The original's files do not name a home shard, so this module chooses one.
 Promises that each queue of the file of rates gets a home among the shards of this server, soon after its own was
 removed. Risks: until then its claims fail. The new home begins with no tokens.
 """

@@ -38,7 +38,7 @@ class Failure(IntEnum):
 
 
 class BadMessage(Exception):
-    """The head of a message cannot be read: nobody knows what to answer."""
+    """The head cannot be read, so the server cannot answer."""
 
 
 class Head(NamedTuple):

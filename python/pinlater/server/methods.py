@@ -90,8 +90,8 @@ class Methods:
         await self._client.run(partial(queues.create_queue, self._session, name, config))
 
     async def _delete_queue(self, call: Any) -> None:
-        if not await self._password.matches(call.password):
-            raise Refused(ErrorCode.PASSWORD_INVALID, "deleteQueue: expected the password of this server")
+        if not await self._password.matches(call.password, call.name, source_of(call.context)):
+            raise Refused(ErrorCode.PASSWORD_INVALID, "wrong password: deleteQueue needs the password of this server")
         if may_exist(call.name):
             await self._client.run(partial(queues.delete_queue, self._session, call.name))
 

@@ -24,7 +24,7 @@ from pinlater.model.errors import InvalidArgument, PinLaterError
 
 log: Final = logging.getLogger("pinlater.server")
 
-#: Behind each password that the original PinLater hashes. It is public there, so such a hash protects little.
+#: The original appends this salt to every password. It is public, so these hashes protect little.
 _ORIGINAL_SALT: Final = "VHzMjY2Kb9BYlyrbtpyFvnHVPZAvB5Rm"
 _ORIGINAL_HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 #: Memory (KiB), passes and threads of argon2id.
@@ -76,13 +76,13 @@ class Password:
         #: Wrong passwords since the last right one, and since the start.
         self.wrong_in_a_row = self.wrong = 0
 
-    async def matches(self, password: str | None) -> bool:
-        """Whether this is the password. Raises TooManyTries."""
+    async def matches(self, password: str | None, queue: str, source: str) -> bool:
+        """Whether this is the password. Raises TooManyTries. queue, source: what the log names if it is wrong."""
         if self._tries >= MOST_TRIES:
             raise TooManyTries(f"expected up to {MOST_TRIES} passwords at once, got more; try again in some seconds")
         self._tries += 1
         try:
-            return await self._try(password)
+            return await self._try(password, queue, source)
         finally:
             self._tries -= 1
 
@@ -90,7 +90,7 @@ class Password:
         """Ends the pauses, as the server stops."""
         self._closing.set()
 
-    async def _try(self, password: str | None) -> bool:
+    async def _try(self, password: str | None, queue: str, source: str) -> bool:
         async with self._turn:
             right = password is not None and await asyncio.to_thread(self._is_right, password)
             if right:
@@ -98,7 +98,8 @@ class Password:
                 return True
             self.wrong_in_a_row += 1
             self.wrong += 1
-            log.warning("deleteQueue: wrong password number %d in a row", self.wrong_in_a_row)
+            count = f"{self.wrong_in_a_row} in a row in this process"
+            log.warning("deleteQueue of %.80r by source %r: wrong password, %s", queue, source, count)
             await self.pause(min(FIRST_PAUSE_S * 2 ** (self.wrong_in_a_row - 1), MOST_PAUSE_S))
             return False
 

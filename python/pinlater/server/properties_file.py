@@ -1,7 +1,7 @@
 """The original PinLater's properties file: KEY=VALUE lines that become settings of a server.
 
 Promises that a wrong value raises InvalidArgument, which names the file, the line, the key, what was expected and what
-came. What is unknown or has no meaning here changes nothing, and the log says so.
+came. Keys that are unknown or not needed here change nothing, and the log names them.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def read_properties(path: Path) -> dict[str, Any]:
             near = did_you_mean(line.key, KNOWN)
             log.warning("%s, line %d: unknown key %r%s", path, line.line, line.key, f"; {near}" if near else "")
     if unneeded := [key for key in _SERVER_SET if key in lines]:
-        log.info("%s: %s: unneeded, as servers share a rate without it", path, ", ".join(unneeded))
+        log.info("%s: ignored, servers share a rate without them: %s", path, ", ".join(unneeded))
     if left_out := [key for key in _WITHOUT_MEANING if key in lines]:
-        log.info("%s: without a meaning for this server: %s", path, ", ".join(left_out))
+        log.info("%s: ignored, this server does not need them: %s", path, ", ".join(left_out))
     return found
 
 

@@ -44,7 +44,7 @@ _CONFIG_KEYS: Final = ("maxJobsPerSecond",)
 class QueueConfigFile:
     """A file of rates that may change while the program runs.
 
-    path: "": there is no file, and no queue has a rate of it.
+    path: "": no file; it sets no rates.
     interval_s: seconds between two looks.
     rates: those of its last good version. changed: set after each new version.
     """
@@ -126,7 +126,7 @@ class RateKeeper:
             except QueueNotFound:
                 self._kept.pop(queue, None)
                 if rate is not None:
-                    self._log_once(logging.INFO, f"queue {queue} gets its rate, {rate}, when it is created")
+                    self._log_once(logging.INFO, f"queue {queue} does not exist yet; its rate will be {shown(rate)}")
                     continue  # createQueue gives it the rate; a direct client does not
             except InvalidArgument as error:
                 self._log_once(logging.ERROR, f"queue {queue}: its rate was not set: {error}")
@@ -141,8 +141,7 @@ class RateKeeper:
             return  # the file has not set it
         if rate != current:
             await self._client.configure_queue(queue, rate=rate)
-            shown = "none" if current is None else current
-            log.info("queue %s: its rate is %s now, it was %s", queue, "none" if rate is None else rate, shown)
+            log.info("queue %s: its rate is %s now, it was %s", queue, shown(rate), shown(current))
         if rate is None:
             self._kept.pop(queue, None)
         else:
@@ -152,6 +151,17 @@ class RateKeeper:
         if message not in self._logged:
             self._logged.add(message)
             log.log(level, "%s", message)
+
+
+def shown(rate: Rate | None) -> str:
+    """A rate for the log, as the number of the file: `0.5/s`, not `30/m`. A number with many digits is rounded, or in
+    the way of other messages if that is shorter: `5/m`.
+    """
+    if rate is None:
+        return "none"
+    jobs_a_s = Fraction(rate.count * 1000, rate.per_ms)
+    number = f"{float(jobs_a_s):.9g}"
+    return f"{number}/s" if Fraction(number) == jobs_a_s else min(str(rate), f"{number}/s", key=len)
 
 
 def parse_rates(data: bytes, name: str) -> Rates:

@@ -32,6 +32,18 @@ def chosen_shards(settings: ServerSettings, otherwise: ChosenShards) -> ChosenSh
     return ShardsFile(Path(settings.shards_file)).read()
 
 
+def check_named(settings: ServerSettings, otherwise: ChosenShards, properties: Path | None) -> None:
+    """Raises InvalidArgument if a server with a properties file of the original has no servers: it would serve on an
+    empty embedded one, and its clients would miss their jobs.
+    """
+    if properties is not None and not settings.shards_file and otherwise.origin == DEFAULT:
+        raise InvalidArgument(
+            f"servers: expected the Redis servers beside {properties}, got none; the original names them by "
+            f"-Dbackend_config=redis.json: give that file by --shards-file redis.json, or name the servers by --url or "
+            f"--shard, PINLATER_URL, or url or [shards] of pinlater.toml (--url embedded:// for an embedded one)"
+        )
+
+
 @asynccontextmanager
 async def shard_client(settings: ServerSettings, shards: ChosenShards) -> AsyncIterator[AsyncClient]:
     """A client that follows the file of shards, if there is one, and pings its servers. shards: without a file."""

@@ -20,7 +20,7 @@ CALL_BOUNDS_S: Final = (
 )
 #: Those of the time from a job's enqueue to its first dequeue.
 WAIT_BOUNDS_S: Final = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
-#: Stands for all methods that the interface does not have.
+#: The label for calls of unknown methods.
 UNKNOWN_METHOD: Final = "(unknown)"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from pinlater.model.errors import ClientClosed, ServerUnavailable
 from pinlater.model.pauses import Pauses
 from pinlater.server.frames import BadFrame, FrameReader
 from pinlater.server.messages import BadMessage
-from pinlater.server.thrift_url import ThriftUrl
+from pinlater.server.thrift_url import NO_ANSWER, ThriftUrl
 
 T = TypeVar("T")
 
@@ -34,6 +35,12 @@ MAX_FREE: Final = 16
 LEAST_ANSWER_S: Final = 1.0
 #: A connect, or sending a call, gets at least this long.
 _LEAST_S: Final = 0.01
+_CLOSED: Final = "the server closed the connection before it answered"
+#: A port with TLS closes a connection without it.
+_MAYBE_TLS: Final = "; if the port takes TLS, the URL begins with thrifts://; else the log of the server may say why"
+#: Codes of OpenSSL: the certificate is of another time, or for another host or address.
+_OF_ANOTHER_TIME: Final = (9, 10)
+_OF_ANOTHER_HOST: Final = (62, 64)
 _READ_BYTES: Final = 65_536
 
 
@@ -86,7 +93,9 @@ class ThriftConnections:
         Raises AnswerLost, ServerUnavailable and ClientClosed.
         """
         if time.monotonic() >= deadline_s:
-            raise ServerUnavailable(f"{self._url.shown(0)}: not sent: earlier parts of the call took all its time")
+            raise ServerUnavailable(
+                f"{self._url.shown(0)}: not sent: earlier parts of the call took all its time; give it a longer timeout"
+            )
         pauses, failures = Pauses(), 0
         while True:
             try:
@@ -96,7 +105,7 @@ class ThriftConnections:
                 self._leave(error.index)
                 round_over, left_s = failures >= len(self._url.addresses), deadline_s - time.monotonic()
                 if left_s <= 0 or (round_over and not self._answered):
-                    raise ServerUnavailable(f"no server carried out the call: {error}") from None
+                    raise ServerUnavailable(f"{NO_ANSWER}: {error}") from None
                 if round_over:
                     time.sleep(min(pauses.take(), left_s))
 
@@ -137,7 +146,7 @@ class ThriftConnections:
             connection.close()
         timeout_s = max(_LEAST_S, min(self._connect_timeout_s, deadline_s - time.monotonic()))
         try:
-            return _Connection(self._url, index, timeout_s), index
+            return _Connection(self._url, index, timeout_s, is_first=not self._answered), index
         except OSError as error:
             raise _Failed(index, f"{self._url.shown(index)}: {_reason(error)}") from None
 
@@ -157,9 +166,12 @@ class ThriftConnections:
 
 
 class _Connection:
-    """One connection. timeout_s: of the connect, and of the handshake of TLS."""
+    """One connection.
 
-    def __init__(self, url: ThriftUrl, index: int, timeout_s: float) -> None:
+    timeout_s: of the connect, and of the handshake of TLS. is_first: no server has answered this client before.
+    """
+
+    def __init__(self, url: ThriftUrl, index: int, timeout_s: float, *, is_first: bool) -> None:
         host, port = url.addresses[index]
         self._socket = socket.create_connection((host, port), timeout_s)
         try:
@@ -170,6 +182,7 @@ class _Connection:
             self._socket.close()
             raise
         self._reader = FrameReader(MAX_ANSWER)
+        self._closed = _CLOSED + (_MAYBE_TLS if is_first and url.tls is None else "")
 
     def close(self) -> None:
         self._socket.close()
@@ -194,7 +207,7 @@ class _Connection:
             self._socket.settimeout(left_s)
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise ConnectionError("the server closed the connection before it answered")
+                raise ConnectionError(self._closed)
             self._reader.add(data)
         if self._reader.kept_bytes:
             raise BadFrame("expected one answer, got more than that")
@@ -205,4 +218,17 @@ def _reason(error: Exception) -> str:
     """Why a try failed."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return getattr(error, "strerror", None) or str(error)
+    return (getattr(error, "strerror", None) or str(error)) + _advice(error)
+
+
+def _advice(error: Exception) -> str:
+    """What to do about a failure of TLS."""
+    if not isinstance(error, ssl.SSLError):
+        return ""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return "; if the port takes no TLS, the URL begins with thrift://"
+    if error.verify_code in _OF_ANOTHER_TIME:
+        return ""
+    if error.verify_code in _OF_ANOTHER_HOST:
+        return "; the host of the URL must be one that the certificate names"
+    return "; if the certificate is of an authority of your own, the URL ends with ?ca=FILE, which has that authority"

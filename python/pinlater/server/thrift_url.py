@@ -16,6 +16,9 @@ from pinlater.model.urls import shown_url
 
 #: Without and with TLS.
 SCHEMES: Final = ("thrift://", "thrifts://")
+_BEGINNINGS: Final = tuple(scheme.removesuffix("//") for scheme in SCHEMES)
+#: Begins the error of a call that no server has answered.
+NO_ANSWER: Final = "no server carried out the call"
 DEFAULT_PORT: Final = 9010
 _URL: Final = re.compile(r"(thrifts?)://([^/?#@]+)/?(?:\?([^#]*))?", re.ASCII)
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+)(?::(\d{1,5}))?", re.ASCII)
@@ -42,8 +45,8 @@ class ThriftUrl:
 
 
 def is_thrift(url: object) -> bool:
-    """Whether a URL is one of Thrift servers."""
-    return isinstance(url, str) and url.startswith(SCHEMES)
+    """Whether a URL is meant for Thrift servers. It may be malformed."""
+    return isinstance(url, str) and url.startswith(_BEGINNINGS)
 
 
 def parse_thrift_url(url: str) -> ThriftUrl:

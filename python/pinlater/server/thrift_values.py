@@ -19,8 +19,8 @@ from pinlater.server.interface import structs
 
 #: The token of a job that came over Thrift.
 NO_TOKEN: Final = bytes(8)
-#: What takes the place of what only a client of Redis can do.
-ON_REDIS: Final = "use a client of the Redis servers, pinlater.connect('redis://host:6379')"
+#: Advice for features that only a direct Redis client has. With a part of the shards it would act on a part of a queue.
+ON_REDIS: Final = "use a client of all its Redis servers, pinlater.connect('1=redis://a:6379,2=redis://b:6379')"
 _STATES: Final = {state.code: state for state in State}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from pinlater.model.errors import InvalidArgument, ServerTooOld, ServerUnavailable
 from pinlater.model.registry import registered, registered_names
+from pinlater.model.text import did_you_mean
 from pinlater.model.urls import shown_url
 
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
@@ -25,6 +26,8 @@ MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
 READ_BYTES: Final = 65_536
 #: Schemes of servers that PinLater does not start.
 REMOTE_SCHEMES: Final = ("redis://", "rediss://", "unix://")
+#: No server of a shard has these, and `pinlater.connect` takes them.
+_OF_CONNECT: Final = ("thrift://", "thrifts://")
 _HOST: Final = re.compile(r"[\w.:%\[\]-]*")
 _DATABASE: Final = re.compile(r"/*\d*/*")
 #: These divide options elsewhere, so a password may follow them. In the path of a socket they are escaped.
@@ -82,11 +85,7 @@ class Server:
     """
 
     def __init__(self, url: str, origin: str = "") -> None:
-        known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
-        if f"{_scheme(url)}://" not in known:
-            *first, last = known
-            thrift = "; pinlater.connect() takes it" if (_scheme(url) or "").startswith("thrift") else ""
-            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}{thrift}")
+        check_scheme(url)
         self.url, self.origin = url, origin
         self.contacted = False
         self.version: str | None = None
@@ -176,6 +175,20 @@ def _library() -> dict[str, Any]:
     from redis.utils import get_lib_version  # of redis-py 6
 
     return {"lib_name": "redis-py", "lib_version": get_lib_version()}  # type: ignore[no-untyped-call]
+
+
+def check_scheme(url: object, expected: Sequence[str] = ()) -> None:
+    """Raises InvalidArgument for a URL of an unknown scheme. expected: the schemes that the error names; (): all."""
+    known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
+    scheme = _scheme(url)
+    if f"{scheme}://" in known:
+        return
+    *first, last = named = expected or known
+    said = f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}"
+    if isinstance(url, str) and url.startswith(_OF_CONNECT):
+        raise InvalidArgument(f"{said}; pinlater.connect() takes it")
+    near = did_you_mean(scheme or "", [name.removesuffix("://") for name in named])
+    raise InvalidArgument(f"{said}; {near}" if near else said)
 
 
 def check_url(url: str) -> None:
