@@ -19,7 +19,7 @@ help:
   'make bench-stalls  how long each call of a script holds the server (minutes)' \
 	  'make load      200 users for 60 s on a Thrift service, by locust: USERS=200 T=60; checks that each job ran once' \
 	  'make campaign  the long versions of the tests' \
-	  'make faults    deliberate faults, each of which the daily tests must notice' \
+	  'make faults    deliberate faults, each of which the tests of CI must notice' \
 	  'make wheel     a wheel in dist/ for Linux distributions from 2014 on'
 
 # Names what is missing on the machine, with the command that gets it.
@@ -119,7 +119,7 @@ load: setup
 	$(BIN)/python benches/load/run.py $(if $(USERS),--users $(USERS)) $(if $(T),--seconds $(T)) $(if $(KIND),--kind $(KIND)) \
 	  $(if $(SHAPE),--shape $(SHAPE)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(HOST),--host $(HOST))
 
-# The daily tests must fail for each of some deliberate faults. T=archive: those whose names begin so.
+# The tests of CI must fail for each of some deliberate faults. T=archive: those whose names begin so.
 faults: setup
 	$(BIN)/python tests/faults.py $(T)
 

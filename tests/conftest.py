@@ -33,7 +33,7 @@ STORE_PARAMETERS = ("server", "server_kind", "kind", "timed", "clocked", "frozen
 ROWS = {"thorough": "make test-all", "campaign": "make campaign"}  # marks of tests, and what runs them
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # how many tests of each mark this session did not run
 SHOWN = pytest.StashKey[set[tuple[str, str]]]()  # test functions, and the stores on which one of their cases runs
-FIRST_CASE_DAILY = ("running",)  # rooms whose tests start processes: seconds of a core each
+FIRST_CASE_DAILY = ("running", "test_transparent")  # rooms and files whose tests cost seconds of a core each
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
@@ -87,13 +87,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Every test runs on Valkey; on the other stores daily only where tests/support/memory.py says so. Elsewhere the
-    first case of each test function does so thoroughly, and the other cases in a campaign. In the rooms of
-    FIRST_CASE_DAILY the first case of each test function is daily, and the others are thorough.
+    first case of each test function does so thoroughly, and the other cases in a campaign. In the rooms and files
+    of FIRST_CASE_DAILY the first case of each test function is daily, and the others are thorough.
     """
     store = _store(item)
     if item.path.stem not in DAILY_ON_EVERY_STORE and store in ("redis", "memory"):
         item.add_marker(pytest.mark.campaign("stores") if _is_shown(item, store) else pytest.mark.thorough("stores"))
-    elif item.path.parent.name in FIRST_CASE_DAILY and not _waits_for(item) and _is_shown(item, "daily"):
+    elif (
+        {item.path.parent.name, item.path.stem} & {*FIRST_CASE_DAILY}
+        and not _waits_for(item)
+        and _is_shown(item, "daily")
+    ):
         item.add_marker(pytest.mark.thorough("cases"))
 
 

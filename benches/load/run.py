@@ -35,7 +35,8 @@ def thrift_service(url: str, log: Path) -> Iterator[str]:
     port = free_port()
     environment = {**os.environ, "PINLATER_URL": url}
     dies_with_this = ["setpriv", "--pdeathsig", "TERM"]
-    command = [*dies_with_this, sys.executable, "-m", "pinlater", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command = [*dies_with_this, sys.executable, "-m", "pinlater", "server", "--no-http"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=environment, stderr=sink)
     try:

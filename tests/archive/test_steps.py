@@ -9,7 +9,7 @@ Risks: one archiver at a time, or a zombie and its rescuer. `test_archive_machin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -296,7 +296,13 @@ def all_steps(world: World, scenario: str, fault: FaultOf, first: int = 0, strid
     assert number > LEAST_STEPS
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+def daily(scenarios: Iterable[str]) -> list[Any]:
+    """The scenarios that have most steps each day, the others in CI."""
+    thorough = pytest.mark.thorough("archive-steps")
+    return [pytest.param(each, marks=[] if each in ("spill", "restore") else [thorough]) for each in scenarios]
+
+
+@pytest.mark.parametrize("scenario", daily(SCENARIOS))
 def test_each_step_and_each_fault(scenario: str, world: World) -> None:
     """A sample: each step of a scenario meets some fault, and each fault some step of a spill and of a restore."""
     faults = list((CHEAP | DEAR).values())

@@ -354,6 +354,7 @@ def test_an_argument_of_another_type_is_refused(argument: Any) -> None:
         assert refusal(pack) == f"TypeError: argument: expected bytes, str or int, got {type(argument).__name__}"
 
 
+@pytest.mark.thorough("stub")
 def test_the_stub_tells_the_truth() -> None:
     root = ROOT
     command = [sys.executable, "-m", "mypy.stubtest", "pinlater._core"]

@@ -178,6 +178,7 @@ LATE: list[Any] = [
 ]
 
 
+@pytest.mark.thorough("orders")
 @CLOCKS
 @pytest.mark.parametrize(("before", "calls", "others", "fates", "sample"), LATE)
 def test_nothing_comes_back_by_a_request_that_is_late_or_whose_answer_is_lost(

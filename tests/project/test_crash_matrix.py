@@ -165,6 +165,7 @@ def runs_of(notes: list[Note]) -> dict[str, Counter[str]]:
     return found
 
 
+@pytest.mark.thorough("processes")
 def test_processes_that_die_in_the_middle_of_a_job(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """With leases of ten minutes: the supervisor saw them die."""
     app_runs = runs(valkey.url, TASKS)

@@ -208,6 +208,7 @@ def beside(app_runs: AppRuns, poison: Note) -> Iterator[Note]:
             yield note
 
 
+@pytest.mark.thorough("crashes")
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_suspects_run_one_after_the_other_and_other_jobs_elsewhere(
     server: Server, runs: Callable[..., AppRuns]

@@ -98,6 +98,7 @@ def test_what_stands_in_toml(start: Start, app: PinLater, server: Server, tmp_pa
     assert run.end() == 0
 
 
+@pytest.mark.thorough("processes")
 def test_the_command_line_goes_before_toml(start: Start, app: PinLater, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pinlater]\nconcurrency = 7\nlog_format = "json"\n[tool.pinlater.queues.c]\nmemory_mb = 4000'
@@ -142,6 +143,7 @@ def test_a_process_with_its_jobs_done_hands_back_what_does_not_end(
     assert client.count("a").in_progress == 0
 
 
+@pytest.mark.thorough("processes")
 def test_a_process_over_its_memory_is_replaced_when_its_jobs_ended(
     start: Start, app: PinLater, client: Client, tmp_path: Path
 ) -> None:

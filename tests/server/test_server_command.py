@@ -167,6 +167,7 @@ def test_a_process_that_is_killed_is_replaced_though_a_file_is_wrong_now(
     peer.close()
 
 
+@pytest.mark.thorough("processes")
 def test_it_is_ready_as_long_as_a_shard_answers(
     start_server: StartServer, tmp_path: Path, fresh_server: FreshServer
 ) -> None:

@@ -32,6 +32,7 @@ def test_every_program_is_run() -> None:
     assert [name for name, _, _ in SHOWN] == list(PROGRAMS)
 
 
+@pytest.mark.thorough("pages")
 @pytest.mark.parametrize(("name", "command", "printed"), SHOWN, ids=list(PROGRAMS))
 def test_it_prints_what_the_page_says(
     fresh_server: FreshServer, tmp_path: Path, name: str, command: str, printed: str
