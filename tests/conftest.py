@@ -33,7 +33,8 @@ STORE_PARAMETERS = ("server", "server_kind", "kind", "timed", "clocked", "frozen
 ROWS = {"thorough": "make test-all", "campaign": "make campaign"}  # marks of tests, and what runs them
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # how many tests of each mark this session did not run
 SHOWN = pytest.StashKey[set[tuple[str, str]]]()  # test functions, and the stores on which one of their cases runs
-FIRST_CASE_DAILY = ("running", "test_transparent")  # rooms and files whose tests cost seconds of a core each
+#: Rooms and files whose tests cost seconds of a core each.
+FIRST_CASE_DAILY = ("running", "test_protocol_model", "test_transparent", "test_worker_failover")
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first

@@ -212,6 +212,7 @@ def run(world: World, examples: int) -> None:
     run_state_machine_as_test(Machine, settings=chosen)
 
 
+@pytest.mark.thorough("orders")
 @pytest.mark.timeout(1_200)
 def test_archivers_at_once(world: World) -> None:
     run(world, EXAMPLES)

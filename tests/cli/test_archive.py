@@ -160,6 +160,7 @@ def test_a_migration_may_take_longer_than_other_statements(run: Run, url: str, m
     assert run("archive", "migrate", "--json").document == {"version": 2, "applied": [2]}
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.parametrize("verb", ["spill", "restore"])
 def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None:
     for _ in range(10):

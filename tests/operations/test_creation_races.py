@@ -138,6 +138,7 @@ RACES: list[Any] = [
 ]
 
 
+@pytest.mark.thorough("orders")
 @CLOCKS
 @pytest.mark.parametrize(("before", "calls", "sample"), RACES)
 def test_nothing_comes_back_in_any_order(before: Calls, calls: list[Calls], sample: int | None, step_us: int) -> None:

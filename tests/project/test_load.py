@@ -231,6 +231,7 @@ def rows(out: Path) -> dict[tuple[str, str], dict[str, str]]:
         return {(row["Type"], row["Name"]): row for row in csv.DictReader(table)}
 
 
+@pytest.mark.thorough("load")
 @pytest.mark.parametrize(
     ("kind", "more", "calls"),
     [
@@ -255,6 +256,7 @@ def test_a_short_load_of_each_kind(kind: str, more: list[str], calls: set[str], 
     assert (tmp_path / "load_stats_history.csv").stat().st_size > 0
 
 
+@pytest.mark.thorough("load")
 def test_a_lost_job_makes_the_load_fail(tmp_path: Path) -> None:
     require(LOCUST)
     (tmp_path / "thief.py").write_text(THIEF)

@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Callable
 
+import pytest
+
 from pinlater import PinLater, State
 from tests.support.app_runs import AppRuns, runs
 from tests.support.failover import MakePair, Pair, make_pair
@@ -57,6 +59,7 @@ async def cancelled(path):
 KINDS_OF_TASKS = ("on_loop", "in_thread", "in_process")
 
 
+@pytest.mark.thorough("processes")
 @on_loop
 async def test_everything_flows_after_a_failover(make_pair: MakePair, runs: Callable[..., AppRuns]) -> None:
     pair = make_pair()
