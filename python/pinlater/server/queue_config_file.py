@@ -14,10 +14,9 @@ entry left the file while no server ran stays.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -28,8 +27,8 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.model.limits import MAX_RATE, Rate
 from pinlater.model.queue_config import MAX_U32, check_queue_name
-from pinlater.model.text import did_you_mean
 from pinlater.server.file_watch import LOOK_INTERVAL_S, FileWatch
+from pinlater.server.json_file import JsonFile
 
 log: Final = logging.getLogger("pinlater.server")
 
@@ -166,33 +165,27 @@ def shown(rate: Rate | None) -> str:
 
 def parse_rates(data: bytes, name: str) -> Rates:
     """The rates that the JSON has. name: of the file, for messages. Raises InvalidArgument."""
-    try:
-        return _Document(name).rates(data)
-    except RecursionError:
-        raise InvalidArgument(f"{name}: expected JSON of a few levels, got more than can be read") from None
+    return _RatesReader(JsonFile(name, data)).rates()
 
 
-class _Document:
-    """Reads one document. name: of the file."""
+class _RatesReader:
+    """Reads the rates of a file."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, file: JsonFile) -> None:
+        self._file = file
 
-    def rates(self, data: bytes) -> dict[str, Rate | None]:
-        try:
-            document = json.loads(data)
-        except ValueError as error:  # of UTF-8 too
-            raise InvalidArgument(f"{self._name} is not JSON: {error}") from None
-        entries = self._table("", document, ("queues",)).get("queues")
+    def rates(self) -> dict[str, Rate | None]:
+        file = self._file
+        entries = file.table("", file.document, ("queues",)).get("queues")
         if not isinstance(entries, list):
-            raise self._wrong("queues", "a list", entries)
+            raise file.wrong("queues", "a list", entries)
         rates: dict[str, Rate | None] = {}
         for index, entry in enumerate(entries):
             path = f"queues[{index}]"
-            table = self._table(path, entry, _QUEUE_KEYS)
-            queue = self._queue_name(f"{path}.name", table.get("name"))
+            table = file.table(path, entry, _QUEUE_KEYS)
+            queue = file.checked(f"{path}.name", check_queue_name, table.get("name"))
             if queue in rates:
-                raise self._wrong(f"{path}.name", "a name that no other queue has", queue)
+                raise file.wrong(f"{path}.name", "a name that no other queue has", queue)
             config = self._config(f"{path}.queueConfig", table.get("queueConfig"))
             rates[queue] = self._rate(f"{path}.queueConfig.maxJobsPerSecond", config.get("maxJobsPerSecond"))
         return rates
@@ -200,37 +193,18 @@ class _Document:
     def _config(self, path: str, value: Any) -> Mapping[str, Any]:
         """The settings of a queue. Beside the rate, unknown ones are ignored, as by the original."""
         has_rate = isinstance(value, dict) and value.keys() >= {*_CONFIG_KEYS}
-        return value if has_rate else self._table(path, value, _CONFIG_KEYS)
-
-    def _queue_name(self, path: str, value: Any) -> str:
-        try:
-            return check_queue_name(value)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{self._name}: {path}: {error}") from None
+        return value if has_rate else self._file.table(path, value, _CONFIG_KEYS)
 
     def _rate(self, path: str, value: Any) -> Rate | None:
         """A rate; None for one that is higher than any queue gets."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise self._wrong(path, "jobs a second, 0 or more", value)
+            raise self._file.wrong(path, "jobs a second, 0 or more", value)
         if value > MAX_RATE:
             return None
         jobs_a_ms = Fraction(Decimal(repr(value))) / 1000
         if 0 < jobs_a_ms < Fraction(1, MAX_U32):
-            raise self._wrong(path, "0, or at least one job in 49 days", value)
+            raise self._file.wrong(path, "0, or at least one job in 49 days", value)
         return _rate_of(jobs_a_ms)
-
-    def _table(self, path: str, value: Any, keys: Sequence[str]) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self._wrong(path, f"an object with {', '.join(keys)}", value)
-        if unknown := [key for key in value if key not in keys]:
-            near = did_you_mean(unknown[0], keys)
-            expected = f"{near + ' ' if near else ''}expected one of {', '.join(keys)}"
-            raise InvalidArgument(f"{self._name}: {path or 'the document'}: unknown key {unknown[0]!r:.60}; {expected}")
-        return value
-
-    def _wrong(self, path: str, expected: str, value: Any) -> InvalidArgument:
-        found = "nothing" if value is None else f"{json.dumps(value):.60}"
-        return InvalidArgument(f"{self._name}: {path or 'the document'}: expected {expected}, got {found}")
 
 
 def _rate_of(jobs_a_ms: Fraction) -> Rate:

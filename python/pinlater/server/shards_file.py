@@ -8,8 +8,6 @@ came. `slave` is read and not used: clients need the primary alone.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +15,8 @@ from typing import Any, Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_shard_name
-from pinlater.model.text import did_you_mean
 from pinlater.server.file_watch import FileWatch
+from pinlater.server.json_file import JsonFile
 from pinlater.store.servers import check_url
 from pinlater.store.shards import ChosenShards
 
@@ -55,77 +53,55 @@ class ShardsFile:
 
 def parse_shards(data: bytes, name: str) -> ChosenShards:
     """The shards that the JSON names. name: of the file, for messages and as the origin. Raises InvalidArgument."""
-    try:
-        return _Document(name).shards(data)
-    except RecursionError:
-        raise InvalidArgument(f"{name}: expected JSON of a few levels, got more than can be read") from None
+    return _ShardsReader(JsonFile(name, data)).shards()
 
 
-class _Document:
-    """Reads one document. name: of the file."""
+class _ShardsReader:
+    """Reads the shards of a file."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, file: JsonFile) -> None:
+        self._file = file
 
-    def shards(self, data: bytes) -> ChosenShards:
-        try:
-            document = json.loads(data)
-        except ValueError as error:  # of UTF-8 too
-            raise InvalidArgument(f"{self._name} is not JSON: {error}") from None
-        entries = self._table("", document, ("shards",)).get("shards")
+    def shards(self) -> ChosenShards:
+        file = self._file
+        entries = file.table("", file.document, ("shards",)).get("shards")
         if not isinstance(entries, list) or not entries:
-            raise self._wrong("shards", "a list of at least one shard", entries)
+            raise file.wrong("shards", "a list of at least one shard", entries)
         urls: dict[str, str] = {}
         closed = []
         for index, entry in enumerate(entries):
             path = f"shards[{index}]"
-            shard = self._table(path, entry, _SHARD_KEYS)
+            shard = file.table(path, entry, _SHARD_KEYS)
             name = self._shard_name(f"{path}.name", shard.get("name"))
             if name in urls:
-                raise self._wrong(f"{path}.name", "a name that no other shard has", name)
-            config = self._table(f"{path}.shardConfig", shard.get("shardConfig"), _CONFIG_KEYS)
+                raise file.wrong(f"{path}.name", "a name that no other shard has", name)
+            config = file.table(f"{path}.shardConfig", shard.get("shardConfig"), _CONFIG_KEYS)
             urls[name] = self._url(f"{path}.shardConfig.master", config.get("master"))
             if config.get("slave") is not None:
                 self._url(f"{path}.shardConfig.slave", config["slave"])
             closed += [name] if self._flag(f"{path}.shardConfig.dequeueOnly", config.get("dequeueOnly", False)) else []
-        return ChosenShards(urls, f"from {self._name}", closed)
+        return ChosenShards(urls, f"from {file.name}", closed)
 
     def _shard_name(self, path: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise self._wrong(path, "a name or a number", value)
-        try:
-            return check_shard_name(str(value))
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{self._name}: {path}: {error}") from None
+            raise self._file.wrong(path, "a name or a number", value)
+        return self._file.checked(path, check_shard_name, str(value))
 
     def _url(self, path: str, value: Any) -> str:
-        server = self._table(path, value, _SERVER_KEYS)
+        server = self._file.table(path, value, _SERVER_KEYS)
         host, port = server.get("host"), server.get("port")
         if not isinstance(host, str) or not host:
-            raise self._wrong(f"{path}.host", "the name or address of a host", host)
+            raise self._file.wrong(f"{path}.host", "the name or address of a host", host)
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65_535:
-            raise self._wrong(f"{path}.port", "a number from 1 to 65535", port)
+            raise self._file.wrong(f"{path}.port", "a number from 1 to 65535", port)
         url = f"redis://{f'[{host}]' if ':' in host else host}:{port}"
         try:
             check_url(url)
         except InvalidArgument:
-            raise self._wrong(f"{path}.host", "the name or address of a host", host) from None
+            raise self._file.wrong(f"{path}.host", "the name or address of a host", host) from None
         return url
 
     def _flag(self, path: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise self._wrong(path, "true or false", value)
+            raise self._file.wrong(path, "true or false", value)
         return value
-
-    def _table(self, path: str, value: Any, keys: Sequence[str]) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self._wrong(path, f"an object with {', '.join(keys)}", value)
-        if unknown := [key for key in value if key not in keys]:
-            near = did_you_mean(unknown[0], keys)
-            expected = f"{near + ' ' if near else ''}expected one of {', '.join(keys)}"
-            raise InvalidArgument(f"{self._name}: {path or 'the document'}: unknown key {unknown[0]!r:.60}; {expected}")
-        return value
-
-    def _wrong(self, path: str, expected: str, value: Any) -> InvalidArgument:
-        found = "nothing" if value is None else f"{json.dumps(value):.60}"
-        return InvalidArgument(f"{self._name}: {path or 'the document'}: expected {expected}, got {found}")
