@@ -4,7 +4,7 @@
 -- KEYS   meta jobs extras ready* scheduled*
 -- ARGV   nonce version limit budget after
 -- REPLY  after ('' = the end), then as claim, without a token; all lists of records
--- after: u8 priority, then the position behind which the page begins; '' at first. What stands before it is not among the jobs that are left.
+-- after: u8 priority, then the position behind which the page begins; '' at first. Jobs before that position are not counted as left.
 
 local want, most = tonumber(limit), tonumber(budget)
 if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end

@@ -1,4 +1,6 @@
-"""Dequeues for a caller that speaks for others and does not wait, with acks that ride on them. Flows only, no I/O.
+"""Dequeues of the Thrift server: it calls for many clients, and never waits for jobs. Flows only, no I/O.
+
+Acks that ride on dequeues leave in the same packet.
 
 Promises that `limit` is never exceeded, and that a claim whose answer is lost stays in `lost_claims`.
 """
@@ -183,7 +185,7 @@ class StartedDequeues:
         return [started.command for started in (*self._acks, *self._claims)]
 
     def drop(self) -> None:
-        """Nobody reads the answers."""
+        """Frees the request slots. For an owner that will not read the answers."""
         for started in (*self._acks, *self._claims):
             started.drop()
 
@@ -230,7 +232,7 @@ class StartedDequeues:
         return [claim for claim in self._found if isinstance(claim, _core.Claim)]
 
     def share_out(self) -> list[_core.Claim | None]:
-        """Of each dequeue its part of a claim; after `finish`. None: that is not all it needs; go on with `jobs`."""
+        """Of each dequeue its part of a claim; after `finish`. None: it needs more; call `jobs`."""
         parts: list[Any] = [None] * len(self._limits)
         for claim, (_, numbers) in zip(self._found, self._shares, strict=True):
             if isinstance(claim, _core.Claim):

@@ -192,9 +192,7 @@ class _Page:
         return self.is_full or time.monotonic() >= self.deadline_s
 
     def ask(self, parts: int) -> int:
-        """How many jobs to read of each of so many lines: twice their even share. The rest is read again for the next
-        page.
-        """
+        """Jobs to read of each line: twice an even share. Unused ones are read again for the next page."""
         if self._matches is not None:
             return MAX_BATCH
         return min(self.missing, -(-2 * self.missing // parts))

@@ -149,7 +149,7 @@ class Calls:
         return application_exception(head, Failure.INTERNAL_ERROR, f"unexpected {type(error).__name__}; see the log")
 
     def _or_close(self, serve: Callable[..., None], frame: bytes, answer: Answer, size: int, *more: Any) -> None:
-        """Serves a call that is not as most are. Raises BadMessage if it is none; then it takes no room."""
+        """Serves a call off the hot path. Raises BadMessage for a call that cannot be read, and frees its room."""
         try:
             serve(frame, answer, size, *more)
         except (BadMessage, _core.BadMessage) as error:

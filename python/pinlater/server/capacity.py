@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-#: After a refusal there is room again once this share is free: one call that ends lets many connections go on.
+#: After a refusal, the waiting connections go on when one part in so many is free, so that they wake in groups.
 FREE_AGAIN: Final = 8
 
 

@@ -5,7 +5,7 @@ Promises:
 - A frame that is longer than allowed, or comes too slowly, ends the connection. So does one that is no call.
 - A client that does not read its answers gets no further call carried out. One whose call found no room is not read
   from until there is some.
-- Whoever answers learns whether the client left before it took the whole answer.
+- The code that answers is notified if the client leaves before it took the whole answer.
 Risks: a call that a client gave up, by closing the connection, is carried out all the same. What the kernel took counts
 as taken by the client; with TLS, so do up to two pieces of an answer. A client that ends only its own side of the
 connection gets no further answer.
@@ -72,12 +72,18 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader(connections.settings.max_frame)
         self._idle_s = float(connections.settings.idle_s)
         self._transport: Any = None
-        #: A call is carried out. / It starts just now.
-        self._busy = self._starts = False
-        #: The client has not taken all of the last answer. / Its last call found no room.
-        self._is_full = self._is_held_back = False
-        #: The connection ends with the call that is carried out. / It is not read from.
-        self._ends = self._paused = False
+        #: A call is carried out.
+        self._busy = False
+        #: It starts just now.
+        self._starts = False
+        #: The client has not taken all of the last answer.
+        self._is_full = False
+        #: Its last call found no room.
+        self._is_held_back = False
+        #: The connection ends with the call that is carried out.
+        self._ends = False
+        #: The connection is not read from.
+        self._paused = False
         #: The connection ends behind its next answer.
         self._is_last = False
         self._lost: Lost | None = None
@@ -92,7 +98,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Starts."""
         self._transport = transport
-        # "full" is whoever has not taken everything; for TLS, 0 would mean always
+        # the transport reports "full" while any byte is unsent; with TLS, 0 would report it always
         self._transport.set_write_buffer_limits(high=1, low=0)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)

@@ -1,7 +1,7 @@
 """The port of a server process: its connections, their limits and their end.
 
 Promises that a stop takes no new connection, answers the calls under way, and ends at its deadline.
-Risks: a connection takes a place when its handshake of TLS is done; before, only a time bounds it.
+Risks: a connection counts towards max_connections after its TLS handshake. Before that, only a time limits it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ log: Final = logging.getLogger("pinlater.server")
 SWEEP_S: Final = 1.0
 #: At a stop, connections without a call stay open for so long: a call may be on its way.
 GRACE_S: Final = 0.5
-#: Connections that were cut off have so long to end. So have clients of TLS for their goodbye: idle ones say none.
+#: Connections that were cut off have so long to end. TLS clients have as long for their close message: idle ones send
+#: none.
 CLOSE_S: Final = 1.0
 
 

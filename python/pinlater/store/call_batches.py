@@ -61,7 +61,7 @@ class Coalescer(Generic[T]):
     - parts: where a list of items is cut, so that each part is one script call. None: it is one.
     - patient: while a flush is under way, items wait for its end. For callers with many connections: larger flushes
       cost each call less.
-    - most: jobs of a flush.
+    - most: the largest number of jobs in a flush.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-//! Why a call is refused, as far as its server must tell the reasons apart.
+//! The kinds of refusal that the server answers differently.
 use std::fmt::Display;
 
 use pyo3::create_exception;
