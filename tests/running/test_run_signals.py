@@ -270,15 +270,24 @@ def test_a_dump_shows_running_jobs_with_their_stacks(
     handles = {name: app.send(name, str(gate)) for name in ("wait", "block")}
     run.noted("waits")
     run.noted("blocks")
-    run.send(signal.SIGUSR1)
-    for name, handle in handles.items():
-        run.logged(f"job {handle.descriptor}: task {name}, attempt 1, claimed")
-    run.logged("thread MainThread", len(options) or 1)  # written after the jobs: their stacks are whole
-    _, _, dump = run.log.partition(f"job {handles['wait'].descriptor}: task wait")
-    assert "in wait\n" in dump.partition("\njob ")[0]
-    assert 'await until(gate, "waits")' in dump.partition("\njob ")[0]
-    _, _, dump = run.log.partition(f"job {handles['block'].descriptor}: task block")
-    assert re.search(r", in block\n.*(line\(|while |time\.sleep)", dump.partition("\njob ")[0])
+    dumps = 0
+
+    def stack_of(name: str) -> str:
+        """What the last dump says of a job."""
+        _, _, dump = run.log.rpartition(f"job {handles[name].descriptor}: task {name}, attempt 1, claimed")
+        return dump.partition("\njob ")[0]
+
+    def dumped() -> bool:
+        """Whether a dump found the task where it waits: now and then it looks at its gate, and then awaits nothing."""
+        nonlocal dumps
+        dumps += 1
+        run.send(signal.SIGUSR1)
+        run.logged("thread MainThread", dumps * (len(options) or 1))  # written after the jobs: their stacks are whole
+        return "in wait\n" in stack_of("wait")
+
+    wait_until(dumped, "a dump of a task that waits", DEADLINE_S)
+    assert 'await until(gate, "waits")' in stack_of("wait")
+    assert re.search(r", in block\n.*(line\(|while |time\.sleep)", stack_of("block"))
     gate.touch()
     assert run.end() == 0
 
