@@ -1,12 +1,11 @@
--- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again. A job without a token that
--- shares its lease gets one of its own.
+-- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease own_lease one_source holds status suspect
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  u16 how many of the items this call came to, refused: u16 positions (from 0) of jobs among them that the caller does not hold
--- items, 34 bytes a job: u8 priority, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
--- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses: as for enqueue. bodies: of the items that have one, in order.
+-- items, 34 bytes a job: u8 priority, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status, 16 a lease of its own),
+-- u8 kind (0 now, 1 absolute, 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses: as for enqueue. bodies: of the items that have one, in order.
 -- A call ends after CALL_BYTES of records and statuses; one job is always done.
 
 if replay then return stored end
@@ -36,7 +35,7 @@ for i = 1, count do
       priority = priority, id = id, running = running, body = body, position = i,
       move = floor(what / 2) % 2 == 1, kind = kind, ms = ms,
       attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
-      of_source = sub(token, 1, 6) == NO_TOKEN,
+      own = floor(what / 16) % 2 == 1,
     }
   else
     refused[#refused + 1] = i - 1
@@ -78,7 +77,7 @@ for _, job in ipairs(jobs) do
   else
     local job_flags = byte(running, 11)
     running = sub(running, 1, 8) .. pack('>I2B', left, job_flags % 2 == 1 and job_flags or job_flags + 1) .. sub(running, 12)
-    if job.of_source and job_flags < 4 then
+    if job.own and job_flags < 4 then
       -- several workers may share a claim, and only this one says that it lives
       lease = own_lease(job.priority, job.id, running)
     else

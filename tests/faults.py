@@ -394,7 +394,7 @@ FAULTS = [
     Fault(
         "wire: a stop cuts calls under way off",
         f"{PACKAGE}/server/connection.py",
-        "        if not (self._busy or self._unsent):\n            self._transport.close()\n",
+        "        if not (self._busy or self._is_full or self._unsent):\n            self._transport.close()\n",
         "        self._transport.close()\n",
         "tests/server/test_stop.py",
     ),
@@ -443,7 +443,7 @@ FAULTS = [
     Fault(
         "wire: a checkpoint by source renews the jobs of its whole claim",
         "lua/checkpoint.lua",
-        "    if job.of_source and job_flags < 4 then\n",
+        "    if job.own and job_flags < 4 then\n",
         "    if false then\n",
         "tests/lua/test_scripts_leases.py",
     ),

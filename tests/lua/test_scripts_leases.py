@@ -300,13 +300,14 @@ def test_the_only_job_of_a_claim_leaves_its_lease_for_one_of_its_own(wire: Wire)
     assert [job.left for job in wire.claim(1).jobs] == [3]
 
 
-def test_a_checkpoint_by_source_renews_no_other_job_of_its_claim(timed: Timed) -> None:
+def test_a_checkpoint_with_a_lease_of_its_own_renews_no_other_job_of_its_claim(timed: Timed) -> None:
     wire = timed.wire
     wire.enqueue(Job(b"alive", status=b"s"), Job(b"b"), Job(b"c"))
     claimed = wire.claim()
     alive = ends(claimed)[0]._replace(token=NO_TOKEN)
     timed.later(LEASE_S - 10)
-    assert wire.checkpoint(alive, source=b"worker") == wire.checkpoint(alive, attempts=5, source=b"worker") == []
+    assert wire.checkpoint(alive, source=b"worker", own=True) == []
+    assert wire.checkpoint(alive, attempts=5, source=b"worker", own=True) == []
     assert lease_fields(wire) == (2, 3)
     assert (known(wire, alive.id).claim, known(wire, alive.id).remaining) == (CLAIM, 5)
     timed.later(20)

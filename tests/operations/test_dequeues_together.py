@@ -5,6 +5,7 @@ Promises: each dequeue gets jobs of its own. Those of one source share their cla
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -88,12 +89,28 @@ async def test_acks_have_outcomes_of_their_own(server: Server) -> None:
 
 
 @on_loop
-async def test_nobody_goes_without_a_job_as_others_took_the_bytes(server: Server) -> None:
+@pytest.mark.parametrize(("size", "limit", "count"), [(MIB, 4, 3), (900_000, 1, 10), (300_000, 1, 10), (600_000, 2, 4)])
+async def test_nobody_goes_without_a_job_as_others_took_the_bytes(
+    server: Server, size: int, limit: int, count: int
+) -> None:
     async with a_client(server) as client:
-        await fill(client, 12, MIB)
-        found = jobs_of(await together(client, [(4, "a"), (4, "a"), (1, "a")]))
-        assert all(found)
-        assert len({job.descriptor for jobs in found for job in jobs}) == sum(map(len, found))
+        await fill(client, 40, size)
+        for _ in range(2):  # the size of jobs is known the second time
+            found = jobs_of(await together(client, [(limit, "a")] * count))
+            assert all(found)
+            assert len({job.descriptor for jobs in found for job in jobs}) == sum(map(len, found))
+
+
+@on_loop
+async def test_old_hints_of_shards_that_are_empty_leave_nobody_without_jobs(server: Server) -> None:
+    async with a_client(server) as client, a_client(server) as other:
+        await fill(client, 60)
+        for queue_shard in client.session.queue_shards("mail"):
+            queue_shard.left, queue_shard.left_at_s = [10, 0, 0], time.monotonic() + 60
+        jobs = await other.dequeue("mail", 100)
+        assert len(jobs) == 60
+        await other.release([job for job in jobs if job.shard == SHARDS[-1]])
+        assert len(await client.dequeue("mail", 10)) == 10
 
 
 @on_loop

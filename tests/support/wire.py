@@ -271,9 +271,10 @@ class Wire:
         move: tuple[int, int] | None = None,
         attempts: int | None = None,
         source: bytes = b"",
+        own: bool = False,
     ) -> list[int]:
         """One job's checkpoint; `move` = (kind, ms), `end.status` is prepended when not empty."""
-        item = pack_checkpoint(end, body=body is not None, move=move, attempts=attempts)
+        item = pack_checkpoint(end, body=body is not None, move=move, attempts=attempts, own=own)
         bodies = [] if body is None else [body]
         reply = self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0]
         assert reply[:2] == b"\0\1"  # the call came to the only item

@@ -340,9 +340,14 @@ def pack_more(
 
 
 def pack_checkpoint(
-    end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None
+    end: End,
+    body: bool = False,
+    *,
+    move: tuple[int, int] | None = None,
+    attempts: int | None = None,
+    own: bool = False,
 ) -> bytes:
-    what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status)
+    what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status) + 16 * own
     kind, ms = move or (NOW, 0)
     head = struct.pack(">B8s8sBB", end.priority, end.id, end.token, what, kind)
     return head + ms.to_bytes(6, "big") + struct.pack(">H", attempts or 0) + bytes(7)

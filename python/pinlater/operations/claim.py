@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pinlater._core as _core
 from pinlater.model.clocks import boot_s
-from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerReplyError
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_integer
 from pinlater.operations.enqueue import MAX_BATCH
@@ -153,7 +153,10 @@ def known_if_lost(queue_shard: QueueShard, flow: Flow[list[Any]], sent_s: float,
 
 def claim_of(queue_shard: QueueShard, reply: list[Any]) -> _core.Claim:
     """The claim of a reply."""
-    claim = _core.decode_claim(reply, queue_shard.queue, queue_shard.shard.name)
+    try:
+        claim = _core.decode_claim(reply, queue_shard.queue, queue_shard.shard.name)
+    except ValueError as error:
+        raise ServerReplyError(f"{queue_shard}: {error}") from error
     queue_shard.simple_claims = queue_shard.simple_claims + 1 if claim.count and len(reply) == _SIMPLE_REPLY else 0
     _remember(queue_shard, claim)
     return claim

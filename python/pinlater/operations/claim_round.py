@@ -177,7 +177,8 @@ def _claim_over_shards(
     claims: list[_core.Claim] = []
     try:
         rounds, more = 0, True
-        while more or rounds < 2:  # by hints or peeks, then once more for what is missing
+        # by hints or peeks, then once more for what is missing; old hints may name shards that are empty by now
+        while more or rounds < 2 or (not _taken(claims) and rounds < len(queue_shards)):
             chosen = yield from _choose(queue_shards, limit - _taken(claims), deadline_s)
             if not chosen:
                 break
@@ -190,7 +191,11 @@ def _claim_over_shards(
                 others=len(chosen) < len(queue_shards),
             )
             claims += found
-            rounds, more = rounds + 1, any(may_have_more([*claims, claim], limit) for claim in found)
+            # whether one of them left jobs; may_have_more looks at the last one
+            more = any(
+                may_have_more([*(each for each in claims if each is not claim), claim], limit) for claim in found
+            )
+            rounds += 1
             if _taken(claims) >= limit:
                 return claims
     except PinLaterError:

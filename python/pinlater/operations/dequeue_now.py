@@ -112,9 +112,9 @@ def _dequeue_shared(
     """Dequeues of one source, which share their claims."""
     jobs, limit = yield from dequeue_now(session, queue, sum(limits), source, 1.0, deadline_s)
     parts = [(jobs[end - most : end], limit) for most, end in zip(limits, accumulate(limits), strict=True)]
-    if len(limits) > 1 and sum([len(job.body) for job in jobs]) >= DEQUEUE_BYTES:
+    if jobs and any(any(queue_shard.left) for queue_shard in session.queue_shards(queue)):
         for number, most in enumerate(limits):
-            if not parts[number][0]:  # those before it took the bytes of a dequeue, not all jobs
+            if not parts[number][0]:  # those before it took all that these claims had room for
                 with suppress(PinLaterError):  # the others have their jobs
                     parts[number] = yield from dequeue_now(session, queue, most, source, 1.0, deadline_s)
     return parts

@@ -26,7 +26,7 @@ from pinlater.store.requests import CommonKeys, ScriptArguments, write
 from pinlater.store.shards import QueueShard, Session
 
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
-_BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
+_BODY, _MOVE, _ATTEMPTS, _STATUS, _OWN_LEASE = 1, 2, 4, 8, 16
 #: Of an ack's flags: each job that ends leaves a tombstone.
 _TOMBSTONES: Final = 1
 
@@ -251,7 +251,8 @@ def checkpoint_by_source(
     source: who claimed the jobs, at most 255 bytes. An empty one fits claims that were made with an empty one.
     """
     last = {item.job: item for item in checkpoints}
-    return (yield from checkpoint(session, [_as_thrift_has_it(item) for item in last.values()], source, deadline_s))
+    items = [_as_thrift_has_it(item) for item in last.values()]
+    return (yield from checkpoint(session, items, source, deadline_s, own_leases=True))
 
 
 def _as_thrift_has_it(item: Checkpoint) -> Checkpoint:
@@ -261,9 +262,18 @@ def _as_thrift_has_it(item: Checkpoint) -> Checkpoint:
 
 
 def checkpoint(
-    session: Session, checkpoints: Iterable[Checkpoint], source: str | None, deadline_s: float
+    session: Session,
+    checkpoints: Iterable[Checkpoint],
+    source: str | None,
+    deadline_s: float,
+    *,
+    own_leases: bool = False,
 ) -> Flow[list[Any]]:
-    """Stores the progress of running jobs. Returns the checkpoints that were refused. source: as of an ack."""
+    """Stores the progress of running jobs. Returns the checkpoints that were refused.
+
+    source: as of an ack.
+    own_leases: renew the leases of these jobs alone, not those of their whole claims, of which `renew` speaks.
+    """
     checkpoints = list(checkpoints)
     for item in checkpoints:
         if not isinstance(item, Checkpoint):
@@ -274,9 +284,9 @@ def checkpoint(
     # if a job is named twice, only its first checkpoint is carried out, and the others are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
     flows = [
-        _CheckpointCalls(session, batch, [checkpoints[position] for position in batch.positions], source).run(
-            deadline_s
-        )
+        _CheckpointCalls(
+            session, batch, [checkpoints[position] for position in batch.positions], source, own_leases
+        ).run(deadline_s)
         for batch in _with_source(batches, source)
     ]
     return (
@@ -293,9 +303,11 @@ class _CheckpointCalls:
     early if the records that it changes are large.
     """
 
-    def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str | None) -> None:
+    def __init__(
+        self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str | None, own_leases: bool
+    ) -> None:
         self._queue_shard = session.queue_shard(check_queue_name(batch.queue), batch.shard)
-        self._batch, self._chosen, self._source = batch, chosen, source or ""
+        self._batch, self._chosen, self._source, self._own_leases = batch, chosen, source or "", own_leases
         self._packed: list[_PackedCheckpoint] = []
 
     def run(
@@ -336,7 +348,7 @@ class _CheckpointCalls:
         The limits are those of the first call, which checks all checkpoints: a later call never meets a bad one.
         """
         if not first:
-            self._packed = _pack_checkpoints(self._batch, self._chosen, config)
+            self._packed = _pack_checkpoints(self._batch, self._chosen, config, self._own_leases)
         part = in_parts(self._packed[first : first + CALL_JOBS], _size)[0]
         statuses = [struct.pack(">HH", at, len(text)) + text for at, (_, text, _) in enumerate(part) if text]
         bodies = [body for _, _, body in part if body is not None]
@@ -348,7 +360,9 @@ def _size(packed: _PackedCheckpoint) -> int:
     return len(packed[1]) + len(packed[2] or b"")
 
 
-def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[_PackedCheckpoint]:
+def _pack_checkpoints(
+    batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig, own_leases: bool
+) -> list[_PackedCheckpoint]:
     found: list[_PackedCheckpoint] = []
     for (priority, token), id_, item in zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True):
         # the limits are those of a new job
@@ -358,6 +372,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
             | (_MOVE if item.move_to_pending else 0)
             | (_ATTEMPTS if item.attempts is not None else 0)
             | (_STATUS if item.status else 0)
+            | (_OWN_LEASE if own_leases else 0)
         )
         kind, ms = when(item.run_after_ms, item.delay_ms)
         packed = _ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0)

@@ -22,8 +22,8 @@ class AnswerRoom:
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
 
     def take(self, size: int, start: Callable[[], object]) -> None:
-        """Calls `start` when there is room for so many bytes: now, if there is. `give` ends that."""
-        if not self._waiting and self._has_room(size):
+        """Calls `start` when there is room for so many bytes: now, if there is. 0 bytes need none. `give` ends it."""
+        if not size or (not self._waiting and self._has_room(size)):
             self.held_bytes += size
             start()
         else:

@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Closes the connection when its call is answered and the answer taken, or now if it has none."""
         self._ends = True
-        if not (self._busy or self._unsent):
+        if not (self._busy or self._is_full or self._unsent):
             self._transport.close()
 
     def close(self, why: str) -> None:

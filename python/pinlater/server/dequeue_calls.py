@@ -42,6 +42,8 @@ from pinlater.store.effects import Flow, together
 
 T = TypeVar("T")
 
+#: So large is a job of a queue that has given none yet, until more is known.
+UNKNOWN_JOB_BYTES: Final = 1024 * 1024
 #: Of a larger answer only the names of its jobs are kept while its client reads it.
 LARGE_BYTES: Final = 64 * 1024
 
@@ -71,15 +73,15 @@ class DequeueCalls:
         queue, limit = request.queue, request.limit
         if limit <= 0 or not (queue in self._coalescers or may_exist(queue)):
             return 0
-        job_bytes = max([each.job_bytes for each in self.session.queue_shards(queue)])
-        return min(limit * job_bytes, DEQUEUE_BYTES) if job_bytes else DEQUEUE_BYTES
+        job_bytes = max([each.job_bytes for each in self.session.queue_shards(queue)]) or UNKNOWN_JOB_BYTES
+        return min(limit * job_bytes, DEQUEUE_BYTES)
 
     def _start(self, dequeue: _Dequeue) -> None:
         request, coalescer = dequeue.request, self._coalescers.get(dequeue.queue)
         if coalescer is None or coalescer.is_empty:  # else the first one in it has looked at the queue just now
             coalescer = self._coalescer_of(dequeue.queue)
         if coalescer is None:
-            self.start(dequeue.answer_alone())
+            dequeue.leave_alone()
         else:
             coalescer.add(dequeue, request.size, jobs=request.jobs, receiver=dequeue)
 
@@ -104,7 +106,7 @@ class DequeueCalls:
         together = set(map(id, joined))
         for dequeue in dequeues:
             if id(dequeue.request) not in together:
-                self.start(dequeue.answer_alone())
+                dequeue.leave_alone()
         found = iter(await carry_out(queue, joined)) if joined else iter(())
         return [next(found) if id(dequeue.request) in together else None for dequeue in dequeues]
 
@@ -199,16 +201,17 @@ def _found_of(one: FoundTogether) -> _Found:
 class _Dequeue:
     """One call of dequeueJobs. If it leaves in a packet, it receives its part of the answers."""
 
-    __slots__ = ("_call", "_calls", "_size", "queue", "request")
+    __slots__ = ("_call", "_calls", "_left_alone", "_size", "queue", "request")
 
     def __init__(self, calls: DequeueCalls, call: Call, request: _core.DequeueCall, size: int) -> None:
         self._calls, self._call, self.request, self.queue = calls, call, request, request.queue
-        self._size = size
+        self._size, self._left_alone = size, False
 
     # of store.call_batches.Receiver
 
-    #: Returns False: a call is answered even if its client has left.
-    done = staticmethod(bool)
+    def done(self) -> bool:
+        """Whether it left alone: then it wants nothing of the others' answers. That its client left does not matter."""
+        return self._left_alone
 
     def set_result(self, found: _Found) -> None:
         """Answers with the jobs of a packet."""
@@ -246,9 +249,10 @@ class _Dequeue:
 
     # of a dequeue that leaves alone, or needs more than its packet
 
-    async def answer_alone(self) -> None:
+    def leave_alone(self) -> None:
         """Answers with the jobs of this dequeue alone."""
-        await self._answer(self._shown_jobs() if self.request.dry_run else self._jobs())
+        self._left_alone = True
+        self._calls.start(self._answer(self._shown_jobs() if self.request.dry_run else self._jobs()))
 
     async def _answer(self, finding: Coroutine[Any, Any, list[Job]]) -> None:
         try:
@@ -260,8 +264,14 @@ class _Dequeue:
 
     def _give(self, jobs: list[Job]) -> None:
         """Answers with these jobs."""
-        frame = _core.dequeue_answer(self._call.sequence, jobs)
-        self._end(frame, None if self.request.dry_run else self._if_lost(jobs, frame))
+        try:
+            frame = _core.dequeue_answer(self._call.sequence, jobs)
+        except Exception as error:
+            if not self.request.dry_run:
+                self._calls.start(self._calls.release(jobs))
+            self._fail(error)
+        else:
+            self._end(frame, None if self.request.dry_run else self._if_lost(jobs, frame))
 
     def _if_lost(self, jobs: list[Job], frame: bytes) -> Lost | None:
         """What releases the jobs of an answer. It does not keep large bodies in memory."""

@@ -46,6 +46,8 @@ from pinlater.store.shards import Session
 
 T = TypeVar("T")
 
+#: A lookup takes room for so many bytes of each body, until more is known.
+LOOKUP_BYTES: Final = 1024 * 1024
 #: A lookup asks for the jobs of so many queues at a time.
 QUEUES_AT_ONCE: Final = 100
 #: The continuation behind the last page.
@@ -117,7 +119,8 @@ class Methods:
     async def _lookup(self, call: Any) -> dict[str, Any]:
         with_body, bodies = bool(call.request.includeBody), _Bodies(self._settings.max_frame)
         named = by_queue(existing(call.request.jobDescriptors, self._session.shards_of_jobs))
-        async with self._room.taken(self._settings.max_frame if with_body else 0):
+        most_bytes = min(LOOKUP_BYTES * len(call.request.jobDescriptors), self._settings.max_frame)
+        async with self._room.taken(most_bytes if with_body else 0):
             found = await self._client.run(partial(_lookup_of_queues, self._session, named, with_body, bodies.take))
             return {descriptor: job_info(info) for descriptor, info in found.items()}
 
