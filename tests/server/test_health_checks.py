@@ -98,7 +98,8 @@ def test_pings_start_at_a_fixed_rate_however_long_they_take(server: Server, ping
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(run())
     for before_s, after_s in itertools.pairwise(started_s):
-        assert expected_s <= after_s - before_s < expected_s + 400  # from the end of a ping: 1,100, 5,600
+        # from the end of a ping it would be 1,100 and 5,600; a loop may run a timer a little early
+        assert expected_s - 1 < after_s - before_s < expected_s + 400
 
 
 def scripts_of(store: Server) -> int:
